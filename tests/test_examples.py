@@ -13,7 +13,7 @@ import pytest
 from trainer_venv import require_interpreter
 
 from forerun._launcher.study.plan.file import load_plan
-from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.plan.study import build_bank_key
 from forerun._launcher.study.stages.study_folder import read_study
 from forerun._launcher.study.workers.host import HostFactory
 from forerun._proxies.core import canon

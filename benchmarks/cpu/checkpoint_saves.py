@@ -24,7 +24,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from forerun._launcher.main_run.trainer.checkpoint_saver import Saver
-from forerun._launcher.main_run.trainer.checkpoints import Manifest, folder_of
+from forerun._launcher.main_run.trainer.checkpoints import Manifest, get_checkpoint_folder
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.model.decoder import Decoder, Multipliers
 from forerun._proxies.model.loss import compute_token_loss
@@ -79,7 +79,9 @@ def main() -> None:
             saver.save(Manifest(digest="d" * 64, step=step), model, optimizer)
             saver.settle()
             saved = events[-1]
-            size = sum(file.stat().st_size for file in folder_of(Path(folder), step).iterdir())
+            size = sum(
+                file.stat().st_size for file in get_checkpoint_folder(Path(folder), step).iterdir()
+            )
             print(
                 f"step {step}: {size / 1e9:.2f} GB, {saved['seconds']:.2f} s, of which training "
                 "waited "

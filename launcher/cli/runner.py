@@ -50,7 +50,7 @@ def run_stages(
     from forerun._launcher.study.stages.progress import ProgressReporter
     from forerun._launcher.study.stages.stages import StageRunner
     from forerun._launcher.study.stages.study_folder import open_ledger, read_study, verify_corpus
-    from forerun._launcher.study.stages.user_model import count_user_params, describe_user_model
+    from forerun._launcher.study.stages.user_model import describe_user_model, record_user_params
 
     study = read_study(plan_path, study_dir, overrides)
     # A bad corpus, or a model that cannot be built, must not create the study.
@@ -58,7 +58,7 @@ def run_stages(
     if study.factory is not None:
         describe_user_model(study)
     with open_ledger(study, parent_dir) as ledger:
-        study = count_user_params(study, ledger)
+        study = record_user_params(study, ledger)
         if verb != "check" and not ledger.read_records("fit"):
             warning = warn_of_data(study, guess_target_sizes(study).duration)
             if warning:

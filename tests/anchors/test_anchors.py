@@ -12,6 +12,7 @@ import json
 import math
 import random
 import time
+from types import SimpleNamespace
 
 import mup
 import numpy as np
@@ -128,22 +129,28 @@ def test_mup_package_grows_the_std_of_tied_embeddings():
 
 MAIN = make_spec("data")
 """A main run of width 32, whose rates are scaled from a base of width 16."""
-FROZEN = build_groups(compute_parameter_table(MAIN))
-"""Parameter groups as they are frozen for the main run."""
+
+
+def make_optimizer_decision(base_shape):
+    """Return the part of a decision that sets the main run's optimizer, scaled from a base."""
+    table = compute_parameter_table(dataclasses.replace(MAIN, base_shape=base_shape))
+    return SimpleNamespace(groups=build_groups(table), optimizer=MAIN.optimizer)
+
+
+FROZEN = make_optimizer_decision(MAIN.base_shape)
 
 
 def build_live_optimizer(base_shape):
     """Return the main run's model and its optimizer with the groups of a base shape."""
     model = Decoder(MAIN.shape, device="meta")
-    groups = build_groups(compute_parameter_table(dataclasses.replace(MAIN, base_shape=base_shape)))
-    return model, model_builder.build_optimizer(model, groups, MAIN.optimizer)
+    return model, model_builder.build_optimizer(model, make_optimizer_decision(base_shape))
 
 
 def test_proof_names_rates_computed_for_another_base():
     model, optimizer = build_live_optimizer(MAIN.shape)
     problems = [
         problem
-        for problem in model_builder.find_mismatches(model, optimizer, FROZEN, MAIN.optimizer)
+        for problem in model_builder.find_mismatches(model, optimizer, FROZEN)
         if "learning_rate" in problem
     ]
     findings = f"{len(problems)} of {len(list(model.parameters()))} rates: {problems[0]}"
@@ -151,24 +158,17 @@ def test_proof_names_rates_computed_for_another_base():
     wq_problem = "layers.0.attention.wq.weight: learning_rate is 0.03125, frozen as 0.015625"
     assert problems[0] == wq_problem
     assert len(problems) == sum(row.kind == "hidden" for row in compute_parameter_table(MAIN))
-    assert (
-        model_builder.find_mismatches(
-            *build_live_optimizer(MAIN.base_shape), FROZEN, MAIN.optimizer
-        )
-        == []
-    )
+    assert model_builder.find_mismatches(*build_live_optimizer(MAIN.base_shape), FROZEN) == []
 
 
 def test_proof_names_rates_that_a_scheduler_overwrote(monkeypatch):
     """The embedded trainer runs this proof when it starts and at each resume."""
     model, optimizer = build_live_optimizer(MAIN.base_shape)
-    single_trial.set_rates(optimizer, FROZEN, 0.5)
-    assert (
-        model_builder.find_mismatches(model, optimizer, FROZEN, MAIN.optimizer, lr_share=0.5) == []
-    )
+    single_trial.set_rates(optimizer, FROZEN.groups, 0.5)
+    assert model_builder.find_mismatches(model, optimizer, FROZEN, lr_share=0.5) == []
     plant_overwritten_rates(monkeypatch)
-    single_trial.set_rates(optimizer, FROZEN, 0.5)
-    problems = model_builder.find_mismatches(model, optimizer, FROZEN, MAIN.optimizer, lr_share=0.5)
+    single_trial.set_rates(optimizer, FROZEN.groups, 0.5)
+    problems = model_builder.find_mismatches(model, optimizer, FROZEN, lr_share=0.5)
     findings = f"{len(problems)} of {len(list(model.parameters()))} rates: {problems[0]}"
     print_row("scheduler overwrites group rates", "proof of the live optimizer", findings, 0)
     wq_problem = "layers.0.attention.wq.weight: learning_rate is 0.015625, frozen as 0.0078125"

@@ -119,16 +119,16 @@ def init(
         summarize_plan,
     )
     from forerun._launcher.study.stages.plan_checks import find_warnings
-    from forerun._launcher.study.stages.script_options import build_script_plan
+    from forerun._launcher.study.stages.script_options import use_script
 
     _check_places(out, data)
     size = PlanRequest(**request)
     first, notes = build_first_plan(size, data), list[str]()
     if script is not None:
-        first, notes = build_script_plan(script, first)
+        notes = use_script(first, script)
     set_values(first, overrides)
     try:
-        study, first, lines = _write_plan(out, first, size, overrides, warm_start)
+        study, lines = _write_plan(out, first, size, overrides, warm_start)
         sizes = summarize_plan(study)
     except ValueError:
         out.unlink(missing_ok=True)  # a plan that does not load is of no use to anyone
@@ -162,12 +162,12 @@ def _write_plan(
     request: PlanRequest,
     overrides: tuple[str, ...],
     warm_start: str | None,
-) -> tuple[Study, FirstPlan, list[str]]:
+) -> tuple[Study, list[str]]:
     """Write the plan, and write it again after each part that depends on the parts before it: the
-    vocabulary, the warm start, and the size.
+    vocabulary, the warm start, and the size. `first` gets the values of these parts.
 
     Returns:
-        The study, the plan, and sentences about what was decided.
+        The study, and sentences about what was decided.
     """
     from forerun._launcher.study.plan.file import load_plan
     from forerun._launcher.study.plan.writing import format_plan
@@ -177,7 +177,7 @@ def _write_plan(
         settle_size,
         sketch_study,
     )
-    from forerun._launcher.study.stages.warm_start import add_warm_start
+    from forerun._launcher.study.stages.warm_start import use_warm_start
 
     def write() -> Study:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -187,11 +187,10 @@ def _write_plan(
 
     lines = fit_vocabulary(first, write(), request, overrides)
     if warm_start is not None:
-        first, sentence = add_warm_start(first, warm_start, write().plan.space)
-        lines.append(sentence)
+        lines.append(use_warm_start(first, warm_start, write().plan.space))
     if request.changes_size:
         lines += settle_size(first, write(), request, overrides)
-    return write(), first, lines
+    return write(), lines
 
 
 def _check_places(out: Path, data: str) -> None:

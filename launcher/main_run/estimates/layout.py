@@ -1,4 +1,4 @@
-"""The layout of a main run over ranks: whether it divides the run, and how the batch is cut.
+"""The layout of a main run over ranks: whether it divides model and batch, and how it cuts a batch.
 
 Weights, gradients, and moments are sharded over the `data_parallel_shard` * `context` ranks
 (FSDP2). `tensor` splits heads, FFN, and vocabulary; between these, it splits the tokens (sequence
@@ -36,8 +36,10 @@ def read_parallelism(settings: Mapping[str, Any]) -> Parallelism:
 
 
 def count_microbatches(degrees: Parallelism, shape: Shape, batch_tokens: int) -> tuple[int, int]:
-    """Return the number of sequences in one pass of a rank, before the context axis cuts them, and
-    the number of its passes in one step, which is 0 if they do not divide the batch.
+    """Return the number of sequences in one pass, and the number of passes in one step.
+
+    Both are those of one rank. With context parallelism, several ranks share the sequences. The
+    number of passes is 0 if the layout does not divide the batch.
     """
     share = batch_tokens // shape.seq_len // degrees.num_data_ranks
     sequences = degrees.microbatch_sequences or max(1, share)
@@ -46,9 +48,7 @@ def count_microbatches(degrees: Parallelism, shape: Shape, batch_tokens: int) ->
 
 
 def find_layout_problems(degrees: Parallelism, shape: Shape, batch_tokens: int) -> list[str]:
-    """Return a problem for each of heads, FFN, vocabulary, layers, sequences, and batch that the
-    degrees do not divide.
-    """
+    """Return the reasons why the degrees do not fit a model and its batch."""
     tensor, pipeline, context = degrees.tensor, degrees.pipeline, degrees.context
     sequences, passes = count_microbatches(degrees, shape, batch_tokens)
     # With context parallelism, each rank takes one piece from either end of a sequence, so that

@@ -1,4 +1,4 @@
-"""The accelerators on which a run is estimated, and numbers with an interval."""
+"""The accelerators on which a run is estimated, their prices, and numbers with an interval."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from forerun._proxies.core.notation import format_factor
 
 MFU_CONVENTION: Convention = "full"
 """Convention in which shares of the peak are counted: model FLOPs divided by the dense BF16 peak
-(MFU, arXiv 2204.02311, appendix B), with the whole square of attention. In another convention the
-same run has another MFU, by an eighth for Llama 3 8B at 8k."""
+(MFU, arXiv 2204.02311, appendix B). Attention counts in full, without the savings of the causal
+mask. In another convention, the MFU of the same run differs: by an eighth for Llama 3 8B at a
+sequence length of 8k."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class Span:
     """Origin of the number, in words; empty if the number needs no source."""
 
     def multiply(self, factor: Span) -> Span:
-        """Multiply both numbers and both ends."""
+        """Multiply by another number, and each end by the same end."""
         return Span(
             value=self.value * factor.value, low=self.low * factor.low, high=self.high * factor.high
         )
@@ -56,7 +57,10 @@ class Span:
 
 
 def add_spans(spans: Iterable[Span]) -> Span:
-    """Add numbers and ends. Adding the ends assumes that all numbers err in the same direction."""
+    """Add numbers, low ends, and high ends.
+
+    The sum of the ends assumes that all numbers err in the same direction.
+    """
     terms = list(spans)
     return Span(
         value=sum(term.value for term in terms),
@@ -81,17 +85,33 @@ def compute_gpu_hours(flops: Span, peak_flops: float, mfu: Span) -> Span:
     return flops.divide(mfu.scale(3600.0 * peak_flops))
 
 
+PRICES_USD = {
+    "H100": Span(
+        value=3.90,
+        low=2.00,
+        high=3.90,
+        source="default: on demand, mid-2025; reserved down to 2.00 and below",
+    ),
+    "H800": Span(
+        value=2.00,
+        low=2.00,
+        high=2.00,
+        source="default: DeepSeek-V3, arXiv 2412.19437, as rented",
+    ),
+}
+"""Published price of an accelerator for an hour, with the range of other published prices, by its
+name in `reference_tables.GPUS`."""
 MAX_GPUS = 10**5
-"""Maximum number of accelerators: at published rates of failure, more would be interrupted before
-they have started again."""
+"""Maximum number of accelerators. At published failure rates, a larger cluster would be interrupted
+again before it has restarted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineOptions:
-    """A user's statements about the machine.
+    """The machine as the user describes it.
 
-    None stands for the number of the reference table, or for an assumption. If several values are
-    bad, one error lists them all.
+    A field that is None takes the value of the reference table, or an assumption. One error lists
+    all values that are out of range.
     """
 
     gpu: str = "H100"
@@ -135,10 +155,10 @@ class Machine:
 
 
 def build_machine(given: MachineOptions, flops_per_token: float) -> Machine:
-    """Return a machine with the numbers of the reference table, or those given in their place.
+    """Return a machine with the user's numbers, or else those of the reference table.
 
     Args:
-        given: The user's statements.
+        given: The machine as the user describes it.
         flops_per_token: FLOPs of the run in `MFU_CONVENTION`, which turn a measured throughput into
             a share of the peak.
 
@@ -146,7 +166,7 @@ def build_machine(given: MachineOptions, flops_per_token: float) -> Machine:
         SpecError: The measured throughput is above the peak.
     """
     name, gpu = reference_tables.look_up_gpu(given.gpu)
-    mfu, price = None, None
+    mfu, price = None, PRICES_USD.get(name)
     if given.tokens_per_gpu_second is not None:
         share = given.tokens_per_gpu_second * flops_per_token / gpu.peak_flops
         if share > 1:
@@ -158,8 +178,6 @@ def build_machine(given: MachineOptions, flops_per_token: float) -> Machine:
         mfu = make_exact(share, "measured throughput, as given")
     if given.price_usd is not None:
         price = make_exact(given.price_usd, "given")
-    elif (fact := reference_tables.PRICES_USD.get(name)) is not None:
-        price = Span(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
     return Machine(
         name=name,
         num_gpus=given.num_gpus,

@@ -1,10 +1,10 @@
 """Estimates of the main run before it runs: FLOPs, memory, hours, dollars, disk.
 
-Memory is that of one rank at the moment of a step when the rank holds most. Tensors are counted one
-by one as autograd keeps them in `forerun._proxies.model.decoder` under FSDP2 (weights, gradients,
-and moments in float32 shards; passes in the compute precision), and split over tensor, context, and
-pipeline ranks as in arXiv 2205.05198. Fragments of the allocator, the CUDA context, and workspaces
-of kernels and of NCCL are not counted; a plan must leave `RESERVED` for them.
+The estimated memory is the peak of the rank that holds most. Tensors are counted one by one, as
+autograd keeps them in `forerun._proxies.model.decoder` under FSDP2: weights, gradients, and moments
+in float32 shards, and activations in the compute precision. Tensor, context, and pipeline ranks
+split them as in arXiv 2205.05198. Fragmentation of the allocator, the CUDA context, and the
+workspaces of kernels and of NCCL are not counted; a plan must leave the share `RESERVED` for them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Memory:
     """Bytes of the rank's shard."""
     optimizer_bytes: float
     gradients_bytes: float
-    """Bytes of the rank's shard, and of whole gradients that are not reduced yet."""
+    """Bytes of the rank's shard, and of whole gradients that are not yet reduced."""
     gathered_bytes: float = 0.0
     """Bytes of whole weights in the compute precision."""
     activations_bytes: float = 0.0
-    """Bytes kept for the backward pass, and those that the pass itself holds."""
+    """Bytes kept for the backward pass, and bytes that the backward pass itself holds."""
     logits_bytes: float = 0.0
     """Bytes of the logits, their softmax, and their gradients."""
 
@@ -85,14 +85,14 @@ class Memory:
 def compute_kept_bytes(shape: Shape, checkpointing: RecomputeMode, compute_bytes: int) -> float:
     """Return the bytes per token that one block keeps for its backward pass.
 
-    As torch's saved-tensor hooks show, a block without recomputation keeps these tensors. A norm
-    keeps its input, its normed rows in float32, and its output. Attention keeps queries, keys,
-    values, its output, and, per head, the logarithm of the softmax's sum. The feed-forward keeps
-    the input of each matrix and of each activation.
+    torch's saved-tensor hooks show what a block without recomputation keeps. A norm keeps its
+    input, its normed rows in float32, and its output. Attention keeps queries, keys, values, its
+    output, and, per head, the logarithm of the softmax's sum. The feed-forward keeps the input of
+    each matrix and of each activation function.
 
     Args:
         shape: Shape of the model.
-        checkpointing: What the backward pass recomputes.
+        checkpointing: Activations that the backward pass recomputes.
         compute_bytes: Bytes of a number in the compute precision.
     """
     width, kv, ffn, c = shape.width, shape.kv_width, shape.ffn_width, compute_bytes
@@ -125,9 +125,9 @@ def estimate_memory(
         shape: Shape of the model.
         degrees: Degrees of parallelism.
         precision: Compute precision.
-        num_sequences: Sequences of one pass.
-        num_microbatches: Passes of one step. From the second on, the shards of the gradients are
-            held all the time.
+        num_sequences: Number of sequences in one pass.
+        num_microbatches: Number of passes in one step. From the second pass on, the shards of the
+            gradients are held all the time.
         optimizer: Name of a recipe (`forerun._proxies.core.optimizers.RECIPES`).
     """
     # Only two pipeline stages can hold most: the first one has the embedding and most microbatches
@@ -157,7 +157,7 @@ class _StageWeights:
     table: float
     """Elements of one matrix over the vocabulary."""
     root: float
-    """Elements outside blocks, which are gathered together."""
+    """Elements outside of blocks, which are gathered together."""
     has_readout: bool
 
 
@@ -216,7 +216,7 @@ def _count_pass(
 
 
 def _get_optimizers(recipe: str) -> tuple[OptimizerSpec, OptimizerSpec]:
-    """Return a recipe's optimizers of the matrices in blocks, and of all other weights."""
+    """Return a recipe's optimizer of matrices in blocks, and its optimizer of all other weights."""
     return RECIPES[recipe].get_optimizer("hidden"), RECIPES[recipe].get_optimizer("embedding")
 
 
@@ -255,7 +255,7 @@ def _list_moments(
     has_several_passes: bool,
     optimizer: str,
 ) -> list[Memory]:
-    """Return the memory at the four moments of a step when a rank of a stage may hold most."""
+    """Return the memory at the four moments of a step at which a rank of a stage may hold most."""
     c, root, block, table = passes.compute_bytes, weights.root, weights.block, weights.table
     # Shards of weights in blocks and outside of them, in bytes; gradients have the same size.
     element_bytes = MASTER_BYTES / (degrees.data_parallel_shard * degrees.context)
@@ -310,9 +310,9 @@ def _list_moments(
 
 GIGA = 1e9
 KEPT_CHECKPOINTS = 3
-"""Number of checkpoints on disk: two that are complete, and one that is being written."""
+"""Number of checkpoints on disk: two complete ones, and one that is being written."""
 WIDE_RATIO = 10.0
-"""Ratio of an interval's ends beyond which a warning names the measurement that would narrow it."""
+"""Ratio of an interval's ends above which a warning names a measurement that would narrow it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,9 +330,7 @@ class MainRun:
 
     @property
     def optimizer_flops(self) -> float:
-        """FLOPs of the optimizer's own products over the run; hours include them, `flops` does
-        not.
-        """
+        """FLOPs of the optimizer's own matrix products over the run, which `flops` leaves out."""
         return (
             compute_optimizer_flops(self.optimizer, self.shape)
             * self.num_tokens
@@ -350,7 +348,7 @@ class MainRun:
 
     @property
     def flops(self) -> dict[str, float]:
-        """Training FLOPs of the model by convention, without those that are recomputed."""
+        """Training FLOPs of the model by convention, without recomputed ones."""
         by_convention = {
             name: float(compute_flops_per_token(self.shape, cast(Convention, name)))
             * self.num_tokens
@@ -380,7 +378,7 @@ class MainEstimate:
     usd: Span | None
     days: Span
     step_seconds: Span
-    """Duration of a step that makes progress."""
+    """Seconds of a step, without the time that is lost between steps."""
 
 
 def estimate_main(run: MainRun, given: MachineOptions) -> MainEstimate:

@@ -1,15 +1,14 @@
-"""Published facts that serve as defaults and as checks: accelerators, models, prices, and ranges of
-published values.
+"""Published accelerators and models, which serve as defaults and as checks.
 
-Peaks are dense BF16 (no sparsity), from the makers' data sheets, as torchtitan's `tools/utils.py`
-lists them where it does. Models are from their papers or published configs. An entry that only one
-source states says so.
+Peaks are for dense BF16 without sparsity. They are from the makers' data sheets, and equal those in
+torchtitan's `tools/utils.py` if it has the accelerator. Models are from their papers or published
+configs.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from forerun._proxies.core.errors import InputError
@@ -27,16 +26,6 @@ class Gpu:
     peak_flops: float
     """Peak FLOPs per second, dense BF16."""
     memory_gb: float
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedNumber:
-    """A published number, with the range of other published values."""
-
-    value: float
-    low: float
-    high: float
     source: str
 
 
@@ -73,23 +62,6 @@ GPUS: MappingProxyType[str, Gpu] = MappingProxyType(
     }
 )
 
-PRICES_USD: MappingProxyType[str, PublishedNumber] = MappingProxyType(
-    {
-        "H100": PublishedNumber(
-            value=3.90,
-            low=2.00,
-            high=3.90,
-            source="default: on demand, mid-2025; reserved down to 2.00 and below",
-        ),
-        "H800": PublishedNumber(
-            value=2.00,
-            low=2.00,
-            high=2.00,
-            source="default: DeepSeek-V3, arXiv 2412.19437, as rented",
-        ),
-    }
-)
-
 
 def _make_llama_shape(
     layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, seq_len: int
@@ -106,17 +78,8 @@ def _make_llama_shape(
 
 
 def _make_gpt2_shape(layers: int, width: int, heads: int, vocab: int, seq_len: int) -> Shape:
-    return Shape(
-        num_layers=layers,
-        width=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        ffn_width=4 * width,
-        vocab_size=vocab,
-        seq_len=seq_len,
-        family="gpt2",
-        tied=True,
-    )
+    shape = _make_llama_shape(layers, width, heads, heads, 4 * width, vocab, seq_len)
+    return replace(shape, family="gpt2", tied=True)
 
 
 _L2, _L3 = (

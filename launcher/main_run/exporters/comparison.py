@@ -1,8 +1,7 @@
-"""Comparison of a run as a trainer understood it with the frozen decision, parameter by parameter
-and step by step.
+"""Comparison of a trainer's run with the frozen decision, parameter by parameter and step by step.
 
-The trainer answers as a `TrainerView`, which the `prove.py` of an export prints. The code here is
-the same for every trainer.
+A trainer's run is a `TrainerView`: the numbers with which the trainer would train. The `prove.py`
+of an export prints it. The comparison is the same for every trainer.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from forerun._proxies.core.schedule import Schedule, compute_lr_multiplier
 from forerun._proxies.core.shape import list_parameter_shapes
 
 TOLERANCE = 1e-9
-"""Relative tolerance of a number; for a learning rate, relative to its peak. Trainers multiply in
-another order, which rounds differently. A wrong rule differs by more."""
+"""Relative tolerance of a number; for a learning rate, relative to the peak. Trainers multiply in
+another order than forerun, which rounds differently. A wrong rule differs by more."""
 MAX_STEPS = 4096
-"""Maximum number of steps at which every learning rate is compared. A longer run is compared at
-about as many steps, and at every step around a bend of its schedule."""
+"""Number of steps up to which a run's learning rates are compared at every step. A longer run is
+compared at about as many steps, and at every step around a bend of its schedule."""
 _STEPS_AROUND_BENDS = 64
 """Number of steps before a bend of the schedule, and after it, that are all compared."""
 PREDICTED_MARK = " (noted in its fidelity report)"
@@ -44,7 +43,7 @@ class OptimizerSettings(GroupSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerView:
-    """A run as a trainer understood it: the answer of an export's `prove.py`, read from JSON."""
+    """The numbers of a run as a trainer understood it, read from the output of `prove.py`."""
 
     trainer: str
     version: str

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forerun._launcher.main_run.exporters.export_writer import count_rank_sequences
 from forerun._launcher.main_run.frozen.frozen import Decision, sample_learning_rate
 from forerun._proxies.core.errors import ProblemsError
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
+from forerun._proxies.core.notation import format_counted
 
 
 class ExportError(ProblemsError):
-    """A trainer cannot be exported to: it cannot run the decision, or the asked version of it is
-    unknown.
-    """
+    """A decision cannot be exported: the trainer cannot run it, or has an unknown version."""
 
     label = " export"
 
@@ -65,9 +65,7 @@ def require_runnable(
             f"{' and '.join(known_versions)}"
         )
     if decision.precision == "float64":
-        problems.append(
-            "launch.precision = float64: must be float32 or bfloat16; or use the native trainer"
-        )
+        problems.append("launch.precision = float64: must be float32 or bfloat16")
     if sample_learning_rate(decision.learning_rate.schedule) != decision.learning_rate:
         problems.append(
             "this version's learning-rate table differs from the frozen one: export with the "
@@ -87,6 +85,28 @@ def require_runnable(
     problems += [*list_inexpressible(decision, expressible), *trainer_problems]
     if problems:
         raise ExportError(trainer, problems)
+
+
+def list_batch_problems(decision: Decision, *, can_grow: bool) -> list[str]:
+    """Return the reasons why a trainer's ranks cannot share the batches of a decision.
+
+    Args:
+        decision: The decision.
+        can_grow: Whether the trainer's batch can grow during the run.
+    """
+    share, microbatch = count_rank_sequences(decision)
+    stages, problems = decision.learning_rate.schedule.batch_warmup_stages, []
+    if share % microbatch:
+        problems.append(
+            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
+            f"{format_counted(share, 'sequence')}"
+        )
+    if stages != 1 and not can_grow:
+        problems.append(
+            f"batch_warmup_stages = {stages}: must be 1 (proxy.batch_warmup_fraction = 0), this "
+            "export's batch size is fixed"
+        )
+    return problems
 
 
 def list_inexpressible(decision: Decision, expressible: Expressible) -> list[str]:

@@ -1,10 +1,13 @@
-"""The files of an export: its programs, their numbers as `forerun.json`, the corpus reader, the
-launch script, and facts of the decision that several exporters write.
+"""The files of an export, and the parts of a decision that several exporters write in one way.
 
-The programs are copies of the files in `templates/`, byte for byte. No module imports these files;
-they are Python files so that linter and type checker see them. The programs read the numbers of one
-decision from `forerun.json` (`templates/forerun_numbers.py`). All other numbers are in files that
-the trainer itself reads.
+`write_export` writes the files of an export to another trainer: the programs, their numbers
+(`forerun.json`), and the corpus reader. The programs are copies of the files in `templates/`, byte
+for byte. No module imports the templates; they are Python files so that linter and type checker see
+them. The programs read the numbers of the decision from `forerun.json`
+(`templates/forerun_numbers.py`). All other numbers are in files that the trainer itself reads.
+
+`format_run_script` and `format_corpus_run_script` return the launch script. `make_scratch` and
+`replace_folder` give an export its folder only once it is complete.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ _READER_MODULES = (
 `test_exported_modules_need_neither_forerun_nor_torch` fails if one of them needs another module."""
 _PACKAGE_DOCSTRING = '"""The part of forerun that reads this export\'s corpus and schedule."""\n'
 _OPTIMIZER_MODULES = {"muon": (model, muon, muon_settings)}
-"""Modules that an export carries because no trainer has the optimizer, by its name."""
+"""Modules that an export carries because no trainer has the optimizer, by name of the optimizer."""
 
 
 def write_export(
@@ -64,7 +67,7 @@ def write_export(
     programs: Mapping[str, str],
     files: Mapping[str, str],
 ) -> None:
-    """Write the files of an export, with the corpus reader.
+    """Write the files of an export to another trainer.
 
     Args:
         out_dir: Folder of the export.
@@ -73,7 +76,7 @@ def write_export(
         version: Version of the trainer.
         numbers: Numbers of `forerun.json` in addition to those of every export.
         programs: Name of each template by the name of its copy in the export.
-        files: Text of other files by path.
+        files: Text of all other files by path; `run.sh` must be one of them.
     """
     body: dict[str, Json] = {
         "trainer": trainer,
@@ -97,7 +100,12 @@ def write_export(
 
 
 def write_files(out_dir: Path, files: Mapping[str, str]) -> None:
-    """Write each text to its path below `out_dir`, and make `run.sh` executable."""
+    """Write each text to its path below `out_dir`, and make `run.sh` executable.
+
+    Args:
+        out_dir: Folder of the export.
+        files: Text of each file by path; `run.sh` must be one of them.
+    """
     for name, text in files.items():
         (out_dir / name).parent.mkdir(parents=True, exist_ok=True)
         canon.write_atomic(out_dir / name, text.encode())
@@ -106,8 +114,9 @@ def write_files(out_dir: Path, files: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def make_scratch(target: Path) -> Iterator[Path]:
-    """Yield an empty folder on the disk of `target`, which is removed at the end unless
-    `replace_folder` has moved it.
+    """Yield an empty folder on the disk of `target`.
+
+    The folder is removed at the end, unless `replace_folder` has moved it to `target`.
     """
     existing_folder = next(folder for folder in target.parents if folder.is_dir())
     scratch = existing_folder / f".{target.name}.part"
@@ -120,7 +129,7 @@ def make_scratch(target: Path) -> Iterator[Path]:
 
 
 def replace_folder(scratch: Path, target: Path) -> None:
-    """Replace the folder `target` by `scratch`.
+    """Move the folder `scratch` to `target`, in place of the folder that is there.
 
     Raises:
         OSError: `target` cannot be written.
@@ -161,23 +170,23 @@ def format_groups(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
 
 def _collect_numbers(decision: Decision) -> dict[str, Json]:
     """Return the numbers that the programs of every export read."""
-    schedule, data = decision.learning_rate.schedule, decision.data
+    lr_schedule = decision.learning_rate.schedule
     return {
         "shape": asdict(decision.shape),
         "forward": asdict(decision.forward),
         "groups": format_groups((group.pattern, group) for group in decision.groups),
-        "schedule": asdict(schedule),
+        "schedule": asdict(lr_schedule),
         "clip_norm": decision.clip_norm,
         "batch_sequences": decision.batch_tokens // decision.shape.seq_len,
-        "data_id": data.data_id,
-        "data_weights": dict(data.weights),
+        "data_id": decision.data.data_id,
+        "data_weights": dict(decision.data.weights),
         "seed": decision.seed,
         "precision": decision.precision,
         "parallelism": asdict(decision.parallelism),
         "checkpointing": asdict(decision.checkpointing),
         "compiled": decision.compiled,
         "train_loss_above_nats": decision.abort.train_loss_above_nats,
-        "steps": list(choose_proof_steps(schedule)),
+        "steps": list(choose_proof_steps(lr_schedule)),
     }
 
 
@@ -236,13 +245,16 @@ def format_corpus_run_script(
     )
 
 
-# ---- Facts of a decision that several exporters write ----
+# ---- Parts of a decision ----
 
 
-def list_names_by_group(
+def list_name_parts_by_group(
     decision: Decision, names: Mapping[str, str]
-) -> list[tuple[ParameterGroup, list[str]]]:
-    """Return each group with the trainer's names of its parameters.
+) -> list[tuple[ParameterGroup, list[tuple[str, ...]]]]:
+    """Return each group with the trainer's names of its parameters, cut at the number of the layer.
+
+    A name becomes the parts before and after that number, or a single part if the parameter is in
+    no layer. So all layers together have one entry for each of their parameters.
 
     Args:
         decision: The decision.
@@ -252,22 +264,14 @@ def list_names_by_group(
         FrozenError: The groups do not fit the shape's parameters.
     """
     assigned = assign_groups(decision.groups, list(names))
+    parts = {name: tuple(re.split(r"(?<=\.)\d+(?=\.)", names[name], maxsplit=1)) for name in names}
     return [
-        (group, [names[name] for name, claimed in assigned.items() if claimed == group])
+        (group, list(dict.fromkeys(parts[name] for name in names if assigned[name] == group)))
         for group in decision.groups
     ]
 
 
 def count_rank_sequences(decision: Decision) -> tuple[int, int]:
-    """Return a rank's share of a batch in sequences, and the sequences of one forward pass."""
+    """Return the number of a rank's sequences in one batch, and in one forward pass."""
     share = decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
     return share, decision.parallelism.microbatch_sequences or share
-
-
-def split_at_layer(name: str) -> tuple[str, str]:
-    """Return the parts of a parameter's name before and after the number of its layer.
-
-    A name without a layer is returned whole, with an empty second part.
-    """
-    match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
-    return (match[1], match[2]) if match else (name, "")

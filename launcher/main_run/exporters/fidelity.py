@@ -1,8 +1,8 @@
-"""The fidelity of an export: what becomes of each field of a decision in a trainer's files.
+"""The fidelity of an export: how a trainer's files express each field of a decision.
 
-A judgement says whether a trainer's files express a field. Each was written for the fields that a
-decision had at that time (`KNOWN_FIELDS`). A field that was added later counts as not expressible
-until somebody judges it.
+A judgement says whether a trainer's files express a field, exactly or in another form. The
+judgements were written for the fields that a decision had at that time (`KNOWN_FIELDS`). A field
+that is added later counts as not expressible until somebody judges it and adds it there.
 """
 
 from __future__ import annotations

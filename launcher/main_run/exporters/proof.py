@@ -1,9 +1,9 @@
 """The proof of an export: the trainer itself reads the exported files, and the run that it builds
 from them is compared with the decision.
 
-An exporter writes `prove.py` with its files. Run by the trainer's interpreter, that program reads
-the files with the trainer's own parser, builds the trainer's own model, optimizer, and scheduler,
-and prints one `TrainerView` as JSON, its last line of output.
+An export contains the program `prove.py`, which the trainer's interpreter runs. The program reads
+the files with the trainer's own parser. It builds the trainer's own model, optimizer, and
+scheduler, and prints their numbers as one `TrainerView` in JSON, its last line of output.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ def _name_variable(trainer: str) -> str:
 
 
 def find_interpreter(trainer: str) -> Path | None:
-    """Return the interpreter that has a trainer: the one that the environment variable names, or
-    the one that `make trainers` installed; None if there is neither.
+    """Return the interpreter that has a trainer; None if there is none.
+
+    It is the interpreter that the trainer's environment variable names (`_name_variable`), or else
+    the one that `make trainers` installed.
 
     Raises:
         ProofError: The variable names no file.
@@ -109,9 +111,9 @@ def ask_trainer(trainer: str, python: Path, folder: Path) -> TrainerView:
 def _run(
     command: list[str], folder: Path, environment: dict[str, str], out: IO[bytes], err: IO[bytes]
 ) -> str:
-    """Run a command and return how it failed; empty if it ended with 0.
+    """Run a command, and return how it failed; empty if it ended with 0.
 
-    No process that it started outlives this call.
+    At the end of this call, all processes that the command started are killed.
     """
     child = subprocess.Popen(
         command,
@@ -146,8 +148,8 @@ def prove(
 ) -> list[str]:
     """Export a decision into a temporary folder, ask the trainer there, and compare its answer.
 
-    Nothing executable is ever run from a study's folder. A present export is proven if it has
-    exactly the files that the trainer was asked about.
+    No program is ever run from a study's folder. An earlier export is proven too if its files equal
+    those that the trainer was asked about.
 
     Args:
         decision: The decision.
@@ -188,7 +190,7 @@ def prove(
 
 
 def _find_stale_files(fresh: Path, present: Path) -> Iterable[str]:
-    """Yield a problem for each file of a fresh export that the present one lacks or has changed."""
+    """Yield a problem for each file of a fresh export that the present export lacks or changes."""
     for path in sorted(path for path in fresh.rglob("*") if path.is_file()):
         present_path = present / path.relative_to(fresh)
         if not present_path.is_file() or read_plain(present_path) != read_plain(path):

@@ -1,10 +1,10 @@
-"""Checks of a frozen config against its attestations and the study's ledger. Verbs that act on a
-config run them first.
+"""Checks of a frozen config against its attestations and the study's ledger, and the acceptance of
+their problems by a person.
 
-`launch.json` proves only that its content has the digest that it names. After an edit, anybody can
-compute a new digest. But the attestations in the config's folder name the digest that was frozen,
-and the study's ledger holds the runs that the config was frozen from. (The ledger is the file in
-which a study records its runs.)
+Verbs that act on a config run these checks first. The digest in `launch.json` is not enough: after
+an edit, anybody can compute it again. But the attestations in the config's folder name the digest
+that was frozen. And the study's ledger, the file in which a study records its runs, holds the runs
+that the config was frozen from.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ ACCEPTED = "accepted"
 
 
 def find_problems(folder: Path, digest: str) -> dict[str, list[str]]:
-    """Return the problems of a config's folder by check (`CHECKS`); a check without problems is
-    left out.
+    """Return the problems of a config's folder by check (`launch_file.CHECKS`).
+
+    A check without problems is left out.
 
     Args:
         folder: Folder of the config.
@@ -54,8 +55,9 @@ def find_problems(folder: Path, digest: str) -> dict[str, list[str]]:
 
 
 def check_ledger(folder: Path, digest: str) -> str:
-    """Return what the study's ledger lacks of a config's evidence; empty if it lacks nothing or
-    there is no ledger.
+    """Return why the study's ledger does not prove a config's evidence.
+
+    The text is empty if the ledger proves it, or if there is no ledger.
 
     Raises:
         TamperedError: The evidence was edited.

@@ -1,9 +1,9 @@
-"""Names of studies and frozen configs on the command line: a path, `latest`, the first characters
-of a digest, or nothing.
+"""Names by which users refer to studies and frozen configs on the command line.
 
-A path that exists takes precedence over other meanings of a name. A frozen config is looked up in
-the study that the name begins with (`runs/study/973e`, `runs/study/frozen/973e`), or else in the
-default study. This module needs no third-party package.
+A name is a path, `latest`, or the first characters of a digest; it may also be left out. If a path
+of that name exists, the name means the path. Otherwise a frozen config is looked up in the study
+that the name begins with (`runs/study/973e`, `runs/study/frozen/973e`), or else in the default
+study. This module needs no third-party package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun._proxies.core.notation import format_counted
 
 LATEST = "latest"
 NUM_SHOWN = 12
-"""Number of characters of a digest that are shown; they are enough to name it."""
+"""Number of characters of a digest that messages show."""
 _MAX_LISTED = 8
 """Maximum number of configs that a message lists."""
 _LAUNCH, _LEDGER, _FROZEN = "launch.json", "ledger.db", "frozen"
@@ -29,16 +29,20 @@ class StudyNameError(InputError):
 
 
 def find_default_study() -> Path:
-    """Return `./study` if it exists, else the current folder if it holds a ledger, else `./study`,
-    which is yet to be created.
+    """Return the study that is meant if none is named.
+
+    This is the working directory if it holds a ledger and no folder `study`, and otherwise
+    `./study`, which need not exist yet.
     """
     study = Path("study")
     return Path() if not study.exists() and Path(_LEDGER).is_file() else study
 
 
 def list_frozen_configs(folder: Path) -> list[Path]:
-    """Return the folders of the frozen configs in a study, or in a study's `frozen/`, sorted by
-    name.
+    """Return the folders of all frozen configs of a study, sorted by name.
+
+    Args:
+        folder: Folder of the study, or its `frozen/`.
     """
     frozen_dir = folder / _FROZEN
     parent = frozen_dir if frozen_dir.is_dir() else folder
@@ -93,10 +97,13 @@ def find_frozen_config(text: str | None, study: Path | None = None) -> Path:
 
 
 def find_study(text: str | None) -> Path:
-    """Find the study that `text` names: by its folder, or by any name of a frozen config in it.
-    None names the default study.
+    """Find the study that `text` names.
 
-    A folder that does not exist is returned unchanged; its reader reports what is missing.
+    If nothing is found, the name is returned as a path, and the study's reader reports what is
+    missing.
+
+    Args:
+        text: Folder of the study, or any name of a frozen config in it; None for the default study.
     """
     if text is None:
         return find_default_study()
@@ -117,8 +124,9 @@ def find_study(text: str | None) -> Path:
 
 
 def shorten_config_name(frozen: Path) -> str:
-    """Return the name by which commands accept a frozen config: its path, with the digest shortened
-    as far as it is still unique.
+    """Return a short path by which commands accept a frozen config.
+
+    The digest is shortened if it is still unique among the configs of the study.
     """
     folder = frozen.parent if frozen.name == _LAUNCH else frozen
     if not _DIGEST.fullmatch(folder.name):

@@ -1,9 +1,10 @@
-"""The frozen launch config: one content-addressed decision, and its attestations.
+"""The decision of a frozen launch config, and how it groups the parameters of the model.
 
-`Decision` has everything that the main run computes with, and nothing that depends on when, where,
-or how often something ran. The digest of a decision is the sha256 of its canonical JSON. Evidence,
-environment, parity, and rehearsal are attestations: files that name the digest and have a hash of
-their own. A hash reveals an accident or an edit, but not a forger, who can compute it again.
+A `Decision` has everything that the main run computes with, and nothing that depends on when,
+where, or how often something ran. Its digest is the sha256 of its canonical JSON. Everything else
+about a frozen config is in attestations (`launch_file`): evidence, environment, parity, rehearsal.
+An attestation names the digest and has a hash of its own. A hash reveals an accident or an edit,
+but not a forger, who can compute it again.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from forerun._proxies.core.spec import Dtype
 from forerun._transfer.verdict.rules import TransferRule
 
 SCHEMA_VERSION = 6
-NUM_LR_SAMPLES = 64  # steps whose learning rate a frozen config shows
+NUM_LR_SAMPLES = 64  # number of steps whose learning rate a frozen config shows
 _MAX_STEPS, _MAX_GROUPS, _MAX_PATTERN_CHARS = 20_000_000, 1000, 100_000
 _TOO_LONG = f"num_steps = {{}}: must be at most {_MAX_STEPS:,}; larger batches need fewer steps"
 _PLAIN_PATTERN = re.compile(r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*")
-"""Patterns that cannot take exponential time: names, alternatives, and numbers."""
+"""Regexes that cannot take exponential time: only names, alternatives, and numbers."""
 
 
 class FrozenError(ProblemsError):
-    """A file is not a frozen config, or groups do not fit the parameters."""
+    """A file is not a frozen config, or the groups do not fit the parameters of a model."""
 
 
 class TamperedError(FrozenError):
@@ -186,13 +187,13 @@ class PredictedLoss:
     high_nats: float
     level: float
     extrapolation: float
-    """Training FLOPs divided by those of the largest fitted run."""
+    """Training FLOPs divided by those of the largest run that the forecast was fitted to."""
     curve: tuple[CurvePoint, ...] = ()
     """Training loss predicted over the run, at the same level; empty if the ladder has too few
     runs."""
     memory_octaves: float | None = None
-    """Doublings of the step over which a departure from the curve decorrelates in the ladder's
-    runs; None if it was not measured."""
+    """Number of doublings of the step after which a run's deviation from the curve is forgotten
+    (decorrelates), as measured in the ladder's runs; None if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,20 +202,20 @@ class OwnTrainer:
 
     command: Command
     values: dict[str, object]
-    """Value by placeholder, without the paths of one machine (`PATH_PLACEHOLDERS`)."""
+    """Value by placeholder, without those that are paths of one machine (`PATH_PLACEHOLDERS`)."""
     resume: str = ""
     """Further arguments, with placeholders, that make the trainer resume; empty if it cannot."""
     num_params: int | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """Number of parameters N of the forecast, from `proxy.describe`; None for that of `shape`."""
+    """Number of parameters in the forecast, from `proxy.describe`; None to count `shape`'s."""
 
     def get_metrics_path(self, run_dir: Path) -> Path:
-        """Return the path at which a run logs its metrics."""
+        """Return the path of a run's metrics file."""
         values = {**self.values, "run_dir": run_dir.resolve()}
         return run_dir.resolve() / self.command.metrics_path.format_map(values)
 
     @property
     def named(self) -> dict[str, object]:
-        """Values that the command line names; all of them if it gets them as a file."""
+        """Values that the command line contains: all if it has the path of their file."""
         named = self.command.placeholders
         if "run_json" in named:
             return dict(self.values)
@@ -244,8 +245,8 @@ class OwnModel:
     values: dict[str, object]
     """Keyword arguments of the factory: the values of the plan's own axes."""
     num_params: int
-    """Number of parameters at the frozen shape: N of the forecast. Run times follow the FLOPs of
-    `shape`."""
+    """Number of parameters at the frozen shape, for the forecast. Estimates of run times use the
+    FLOPs of `shape`."""
     blocks: tuple[str, ...]
     """Patterns, such as `model.layers.*`, of the modules that are sharded one by one; all others
     are sharded together."""
@@ -274,9 +275,9 @@ class OwnModel:
 
 def _is_word_or_number(value: object) -> bool:
     """Return whether a value is a text or a finite number."""
-    if isinstance(value, str):
-        return True
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return isinstance(value, str) or type(value) is int
 
 
 _SomeRecord = TypeVar("_SomeRecord")
@@ -285,8 +286,8 @@ _SomeRecord = TypeVar("_SomeRecord")
 def add_run_wide_fields(record: type[_SomeRecord]) -> type[_SomeRecord]:
     """Add a field to a class for each run-wide setting that it does not declare.
 
-    Such a field is written only if the setting is not off. Therefore a new setting changes the
-    digest of no run without it.
+    The field is written only if the setting is not off. So a new setting does not change the digest
+    of a decision that does not use it.
     """
     for name in RUN_WIDE:
         if name not in record.__annotations__:
@@ -308,13 +309,14 @@ class Decision:
     shape: Shape
     base_shape: Shape
     parametrization: Parametrization
-    """Label of the rules; the run uses the numbers in `groups` and `forward`."""
+    """Rules from which the numbers in `groups` and `forward` follow. The run uses only the numbers.
+    """
     transfer: tuple[TransferRule, ...]
-    """Evidence for the numbers in `groups`, which the run uses."""
+    """Evidence for the numbers in `groups`. The run does not use it."""
     forward: ForwardNumbers
     multiplier_form: Literal["multiplier"] = "multiplier"
-    """Multipliers stay in the forward pass, as in the search. If they were absorbed in the weights,
-    the gradient norm would change, and with it the meaning of `clip_norm`."""
+    """Multipliers stay in the forward pass, as in the search. If the weights absorbed them, the
+    gradient norm and thus the meaning of `clip_norm` would change."""
     groups: tuple[ParameterGroup, ...]
     optimizer: RecipeName
     """Name of the recipe (`RECIPES`) that assigned an optimizer to each group."""
@@ -409,7 +411,7 @@ class Decision:
 
     @property
     def num_params(self) -> int:
-        """Number of parameters N, in the forecast and in the budget 6 N D."""
+        """Number of parameters N in the forecast and in the budget 6 N D."""
         user_code = self.model or self.own
         return (user_code and user_code.num_params) or count_params(self.shape).total
 
@@ -440,7 +442,10 @@ def sample_learning_rate(schedule: Schedule) -> LearningRate:
 
 
 def build_groups(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
-    """Collect parameters with the same kind and numbers in groups, with layers as one pattern."""
+    """Group the parameters that have the same kind and numbers.
+
+    The pattern of a group has one alternative for the same parameter of all layers.
+    """
     keys = {p.name: (p.kind, p.optimizer, *sorted(p.settings.items()), p.init_std) for p in table}
 
     @functools.cache
@@ -450,8 +455,8 @@ def build_groups(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, .
     members: dict[tuple[object, ...], tuple[ParameterNumbers, dict[str, None]]] = {}
     for parameter in table:
         literal = re.escape(parameter.name)
-        # Replace all numbers in the name (count = 0) or only the first: later numbers may
-        # distinguish matrices, as in an nn.Sequential.
+        # Try to replace all numbers in the name (count = 0), and then only the first. Later numbers
+        # may distinguish different matrices, as in an nn.Sequential.
         patterns = (re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", literal, count=num) for num in (0, 1))
         pattern = next(filter(matches_one_group, patterns), literal)
         members.setdefault(keys[parameter.name], (parameter, {}))[1][pattern] = None

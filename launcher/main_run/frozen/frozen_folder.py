@@ -39,7 +39,7 @@ class Exported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderContents:
-    """The files in the folder of a frozen config, after all checks of them have passed."""
+    """The files in the folder of a frozen config, all of which have passed their checks."""
 
     unchanged: tuple[str, ...]
     """A sentence for each check that holds."""
@@ -78,8 +78,10 @@ def write_frozen(
 
 
 def find_study(folder: Path) -> Path | None:
-    """Return the study whose `frozen/` has a config's folder; None if it has no ledger (the file in
-    which a study records its runs).
+    """Return the study to which a config's folder belongs.
+
+    None if the folder is not in the `frozen/` of a study with a ledger, the file in which a study
+    records its runs.
     """
     frozen_dir = (folder if folder.parent.name == "frozen" else folder.resolve()).parent
     has_ledger = (frozen_dir.parent / LEDGER_NAME).is_file()
@@ -87,8 +89,8 @@ def find_study(folder: Path) -> Path | None:
 
 
 def find_edited(study_dir: Path) -> list[str]:
-    """Return the problems of a study's frozen configs: edited launch files, and missing or foreign
-    attestations.
+    """Return the problems of a study's frozen configs: unreadable or edited launch files, and
+    missing, edited, or foreign attestations.
     """
     problems = []
     for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
@@ -103,8 +105,9 @@ def find_edited(study_dir: Path) -> list[str]:
 
 
 def check_files(folder: Path, digest: str) -> FolderContents:
-    """Check every other file of a config: attestations by digest and hash, exports by their
-    attestations.
+    """Check every file of a config except the launch file's content.
+
+    Attestations are checked by their digest and hash, and exports by their attestations.
 
     Raises:
         TamperedError: Something was changed, removed, added to an export, or is not a plain file.
@@ -143,8 +146,8 @@ def find_attestations(
         needed: Kinds of attestations that must exist.
 
     Returns:
-        The bodies of sound attestations by kind, and the problems of the others by kind, or under
-        `launch` for the launch file itself.
+        The bodies of sound attestations by kind, and the problems of all others by kind. If the
+        launch file is a link, that is a problem under the key `launch`.
     """
     bodies: dict[str, dict[str, canon.Json]] = {}
     problems: dict[str, list[str]] = {}

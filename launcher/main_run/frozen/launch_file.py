@@ -1,6 +1,7 @@
-"""A frozen config on disk: `frozen/<digest>/launch.json`, and its attestations.
+"""The files of a frozen config: `frozen/<digest>/launch.json`, and its attestations.
 
-Evidence, exports, and launches are attestations. Each names the digest and has its own hash.
+Evidence, exports, and launches are recorded as attestations. Each attestation names the digest and
+has a hash of its own. The evidence says which gates failed and were accepted at the freeze.
 """
 
 from __future__ import annotations
@@ -28,12 +29,22 @@ can accept."""
 
 
 def get_attestation_path(folder: Path, kind: str) -> Path:
-    """Return the path that a config's attestation of this kind has, if there is one."""
+    """Return the path of a config's attestation of this kind, whether or not it exists."""
     return folder / "attestations" / f"{kind}.json"
 
 
 def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
-    """Write an attestation to `attestations/<kind>.json` in the folder of a config."""
+    """Write an attestation into the folder of a config.
+
+    Args:
+        folder: Folder of the config.
+        kind: Kind of the attestation, which names its file.
+        digest: Digest of the config.
+        body: Content of the attestation.
+
+    Returns:
+        The path of the attestation.
+    """
     content: dict[str, canon.Json] = {
         "kind": kind,
         "digest": digest,
@@ -52,35 +63,40 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
     """Return the body of an attestation.
 
     Raises:
-        TamperedError: The attestation is missing, was edited, or is for another digest.
+        TamperedError: The attestation is missing or unreadable, was edited, or is for another
+            digest.
     """
     try:
         value = canon.parse(read_plain(path))
         claimed = value.pop("sha256", None) if isinstance(value, dict) else None
         actual = canon.compute_content_id(value)
     except OSError as error:
-        raise _refuse_attestation(path, f"cannot be read: {error.strerror}") from error
+        raise _make_error(path, f"cannot be read: {error.strerror}") from error
     except (canon.CanonError, RecursionError) as error:
-        raise _refuse_attestation(path, str(error)) from error
+        raise _make_error(path, str(error)) from error
     body = value.get("body") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(body, dict):
-        raise _refuse_attestation(path, "not an attestation")
+        raise _make_error(path, "not an attestation")
     if actual != claimed:
-        raise _refuse_attestation(path, "its content does not match its hash")
+        raise _make_error(path, "its content does not match its hash")
     if value.get("kind") != path.stem:
-        raise _refuse_attestation(path, f"its kind is {value.get('kind')!r:.40}")
+        raise _make_error(path, f"its kind is {value.get('kind')!r:.40}")
     if value.get("digest") != digest:
-        raise _refuse_attestation(path, f"it is for the digest {value.get('digest')!s:.16}...")
+        raise _make_error(path, f"it is for the digest {value.get('digest')!s:.16}...")
     return body
 
 
-def _refuse_attestation(path: Path, problem: str) -> TamperedError:
+def _make_error(path: Path, problem: str) -> TamperedError:
+    """Return the error for an attestation with a problem."""
     advice = "restore it from a copy, or remove it and run the verb that wrote it again"
     return TamperedError(str(path), [f"{problem}; {advice}"])
 
 
 def read_creation_time(path: Path) -> str:
-    """Return the time of a sound attestation: UTC, ISO 8601; empty if it has none."""
+    """Return the time at which an attestation was written, in UTC and ISO 8601; empty if unknown.
+
+    The attestation must have passed `read_attestation`.
+    """
     value = canon.parse(read_plain(path))
     return str(value.get("created_at", "")) if isinstance(value, dict) else ""
 
@@ -89,7 +105,7 @@ def read_creation_time(path: Path) -> str:
 
 
 def format_acceptance(name: str, reason: str, *, failed: bool) -> str:
-    """Return a line on an accepted gate, which says whether the gate failed or cannot tell."""
+    """Return a line about an accepted gate, which either failed or cannot tell."""
     accepted = f"accepted with the reason: {reason}"
     if failed:
         return f"accepted failure: gate {name} failed, {accepted}"
@@ -100,8 +116,8 @@ def format_accepted_failures(folder: Path, digest: str) -> list[str]:
     """Return one line for each gate that had failed and was accepted at the freeze."""
     try:
         failures = read_accepted_failures(folder, digest)
-    except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
-        return [f"which gates failed and were accepted is not known: {error}"]
+    except TamperedError as error:  # `verify` refuses it, and `launch` unless a person accepts it
+        return [f"it is not known which gates failed and were accepted: {error}"]
     return [format_acceptance(name, reason, failed=True) for name, reason in failures.items()]
 
 
@@ -156,10 +172,13 @@ def write_launch(frozen_dir: Path, decision: Decision) -> Path:
 
 
 def read_launch(path: Path) -> Decision:
-    """Return the decision of a launch file, or of the launch file in a folder.
+    """Read the decision of a launch file.
+
+    Args:
+        path: The launch file, or the folder that has it.
 
     Raises:
-        FrozenError: There is no launch file, or it is not of the present schema.
+        FrozenError: The file cannot be read, or is not a launch file of the present schema.
         TamperedError: The content of the file does not have the digest that the file names.
     """
     file = path / LAUNCH_FILE if path.is_dir() else path
@@ -186,7 +205,7 @@ def read_launch(path: Path) -> Decision:
 
 
 def _read_digested(file: Path) -> tuple[str, canon.Json]:
-    """Return digest and decision of a launch file as JSON, after a check that they agree.
+    """Return the digest of a launch file and its decision as JSON, after a check that they agree.
 
     Raises:
         FrozenError: The file cannot be read, or is not a launch config.

@@ -1,5 +1,5 @@
-"""The run policies of a frozen config: when the run saves and stops, how it treats loss spikes, and
-what it monitors.
+"""The policies of a main run: when it saves and stops, how it reacts to loss spikes, and what it
+monitors.
 
 The trainer and the watch share `SpikeDetector`, so they agree on what a spike is.
 """
@@ -26,8 +26,7 @@ class Checkpointing:
 
     every_steps: int
     keep: int = 2
-    """Number of checkpoints to keep; at least two, because the newest may turn out to be corrupt.
-    """
+    """Number of checkpoints to keep: at least two, because the newest may be corrupt."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -65,9 +64,9 @@ class SpikePolicy:
     skip_batches: int = 200
     """Number of batches of the data that are skipped from there on."""
     clip_share: float = 0.3
-    """Factor on `clip_norm` if spikes come again."""
+    """Factor on `clip_norm` from the second rollback on."""
     max_rollbacks: int = 0
-    """Number of rollbacks that the trainer may do by itself; with 0, a person must do them."""
+    """Number of rollbacks that the trainer makes by itself; with 0, a person must make them."""
     window_steps: int = 64
     threshold: float = 6.0
     least_nats: float = 0.1
@@ -75,7 +74,7 @@ class SpikePolicy:
 
     @property
     def reach_steps(self) -> int:
-        """Number of steps by which the trainer may go back by itself; 0 if it may not."""
+        """Number of steps by which the trainer may go back by itself; 0 if it never does."""
         return self.rollback_steps + self.patience_steps if self.max_rollbacks else 0
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ MAD_TO_SIGMA = 1.4826
 
 
 class SpikeDetector:
-    """A detector of the steps at which a loss leaves the level of the steps before."""
+    """A detector of loss spikes (see `SpikePolicy`)."""
 
     def __init__(
         self, policy: SpikePolicy, window: tuple[float, ...] = (), num_above: int = 0
@@ -115,12 +114,13 @@ class SpikeDetector:
         return median + max(self._policy.threshold * sigma, self._policy.least_nats)
 
     def add_loss(self, loss_nats: float) -> bool:
-        """Take the next step's loss, and return whether a spike has now lasted for too long.
+        """Add the next step's loss, and return whether it is the step at which a spike has lasted
+        for `patience_steps`.
 
-        The losses of a spike do not enter the window: they must not become the level with which the
-        spike is compared.
+        The losses of a spike do not enter the window, because the spike is compared with it.
         """
-        # The median is not below the window's minimum, so most losses need no median.
+        # The limit is at least `least_nats` above the window's minimum. This cheap test spares most
+        # steps the computation of the limit.
         minimum = min(self.window, default=math.inf)
         if loss_nats > minimum + self._policy.least_nats and loss_nats > self.limit_nats:
             self.num_above += 1

@@ -278,7 +278,7 @@ class RehearsalFolder:
     def compare(self, first: Path, second: Path, step: int | None = None) -> CheckpointDifference:
         """Compare two runs' checkpoints of a step; None for the last step."""
         folders = [
-            checkpoints.folder_of(run_dir / CHECKPOINTS, step or self.num_steps)
+            checkpoints.get_checkpoint_folder(run_dir / CHECKPOINTS, step or self.num_steps)
             for run_dir in (first, second)
         ]
         if not all(folder.is_dir() for folder in folders):

@@ -32,8 +32,9 @@ class StepInfo(NamedTuple):
 
 
 def is_due(every_steps: int, step: int) -> bool:
-    """Return whether an interval of `every_steps` updates ends with the update of `step`; never if
-    it is 0.
+    """Return whether the update of `step` ends an interval of `every_steps` updates.
+
+    With an interval of 0, no update does.
     """
     return every_steps > 0 and (step + 1) % every_steps == 0
 
@@ -43,9 +44,12 @@ class Callback:
 
     run: Trainer
     """The trainer that calls this callback. It sets this attribute before the first call."""
+    every_steps = 1
+    """Steps between calls of `before_gradients`, `before_update`, and `after_update`; 0 for no
+    call."""
 
     def begin(self, step: int, carried: Any) -> None:
-        """Begin, or resume after `step` updates; a run that goes back to a checkpoint resumes too.
+        """Prepare for the first step of an attempt, or for the first one after a rollback.
 
         Args:
             step: Number of updates made.

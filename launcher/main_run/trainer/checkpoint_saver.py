@@ -1,10 +1,10 @@
-"""Checkpoints that are written while the run trains on.
+"""Checkpoints that are written while the training continues.
 
 A save copies this rank's weights and moments to the host's memory. A thread does the rest: it
-writes the copy, hashes the files, and renames the folder. The ranks agree on it over a process
-group of its own, because on the training's group their messages would mix with those of the next
-step. At most one save is under way at a time. A save that fails is reported at the end of the next
-step, on every rank.
+writes the copy, hashes the files, and renames the folder. The threads of all ranks communicate over
+a process group of their own, because on the training's group their messages would mix with those of
+the next step. At most one save is under way at a time. If a save fails, every rank learns of it at
+the end of the next step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from forerun._launcher.main_run.trainer.ranks import (
     TrainerError,
     agree,
     gather,
-    local_part,
-    on_first_rank,
+    get_local_part,
+    run_on_first_rank,
 )
 
 
@@ -43,7 +43,7 @@ class SaveError(TrainerError):
 
 
 class Saver:
-    """The saves of one rank. `save` and `settle` are collective: all ranks call them together."""
+    """A saver of one rank's checkpoints. `save` and `settle` are collective."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Saver:
 
         Args:
             root: Folder of the run's checkpoints.
-            keep: See `checkpoints.kept_steps`.
-            reach_steps: See `checkpoints.kept_steps`.
+            keep: See `checkpoints.choose_kept_steps`.
+            reach_steps: See `checkpoints.choose_kept_steps`.
             report: Called in a thread with the metrics line of a complete save.
         """
         self._root, self._report = root, report
@@ -69,11 +69,11 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank knows that a save has failed; `settle` tells all ranks."""
+        """Whether this rank's last save has failed; `settle` raises the error on all ranks."""
         return bool(self._problem)
 
     def save(self, manifest: Manifest, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Begin to save a checkpoint; training may go on at once.
+        """Begin to save a checkpoint; the training may continue at once.
 
         Args:
             manifest: Content of the checkpoint, without its files.
@@ -92,8 +92,8 @@ class Saver:
             try:
                 self._write(manifest, state)
                 seconds = time.perf_counter() - began
-                line: Columns = {"event": "saved", "step": step, "seconds": seconds}
-                self._report({**line, "wait_seconds": wait_seconds})
+                times: Columns = {"seconds": seconds, "wait_seconds": wait_seconds}
+                self._report({"event": "saved", "step": step, **times})
             except Exception as error:  # any error: the training thread must know of it
                 self._problem = f"the checkpoint after step {step} could not be written ({error})"
 
@@ -120,12 +120,14 @@ class Saver:
     def _write(self, manifest: Manifest, state: dict[str, Any]) -> None:
         """Write a staged state as a complete checkpoint; every rank's thread calls this."""
         agree(lambda: _refuse_not_finite(state["model"]), self._group)
-        part = on_first_rank(lambda: checkpoints.begin(self._root, manifest.step), self._group)
+        part = run_on_first_rank(lambda: checkpoints.begin(self._root, manifest.step), self._group)
         try:
             hashes = agree(lambda: checkpoints.write_tensors(part, state, self._group), self._group)
             by_rank = gather(hashes, self._group)
             files = {name: sha256 for hashes in by_rank for name, sha256 in hashes.items()}
-            on_first_rank(lambda: self._complete(part, replace(manifest, files=files)), self._group)
+            run_on_first_rank(
+                lambda: self._complete(part, replace(manifest, files=files)), self._group
+            )
         except TrainerError:
             if dist.get_rank() == 0:  # frees space on a full disk for the last messages
                 shutil.rmtree(part, ignore_errors=True)
@@ -133,12 +135,17 @@ class Saver:
 
 
 def _refuse(problem: str) -> None:
+    """Raise `CheckpointError` if there is a problem."""
     if problem:
         raise CheckpointError(problem)
 
 
 def _refuse_not_finite(weights: dict[str, Tensor]) -> None:
-    """Refuse weights that are not finite: a run that resumes from them could never continue."""
+    """Refuse to save weights that are not finite: a run could not continue from them.
+
+    Raises:
+        CheckpointError: A weight is not finite.
+    """
     for name, weight in weights.items():
-        if not bool(local_part(weight).isfinite().all()):
+        if not bool(get_local_part(weight).isfinite().all()):
             raise CheckpointError(f"{name} is not finite")

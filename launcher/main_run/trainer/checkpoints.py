@@ -1,10 +1,13 @@
-"""Checkpoints of the main run: complete or absent, hashed file by file, the newest good one first.
+"""Checkpoints of the main run: their tensors, their folders, and the choice of one to resume from.
 
-A checkpoint is written as `step-00000020.part`. Its manifest, which holds the sha256 of every file,
-comes last, and then the folder is renamed to `step-00000020`. It is hashed again before it is
-loaded; one that does not match is renamed `.corrupt` and kept, and the one before it is used.
-A checkpoint holds weights, optimizer moments, step, digest, and what callbacks carry on. The data
-order and the schedule are functions of the step, and nothing draws at random while training.
+A checkpoint is written to a folder `step-00000020.part`. The last file is the manifest, which has
+the sha256 of every other file. Then the folder is renamed to `step-00000020`, so a checkpoint is
+complete or absent. Before a run resumes from a checkpoint, its files are hashed again. A damaged
+checkpoint is renamed to `.corrupt` and kept, and the run resumes from the one before it.
+
+A checkpoint holds weights, optimizer moments, the step, the digest of the launch config, and the
+state of callbacks. It needs no state of the data or of a random generator: the data order and the
+schedule are functions of the step, and nothing is drawn at random while training.
 
 The tensors are read with torch's restricted unpickler. The index file of
 torch.distributed.checkpoint is a plain pickle, so `checkpoint_index` checks it first.
@@ -74,7 +77,7 @@ class _SignedManifest:
     """Sha256 of the manifest's canonical JSON."""
 
 
-def folder_of(root: Path, step: int) -> Path:
+def get_checkpoint_folder(root: Path, step: int) -> Path:
     """Return the folder of the checkpoint after `step` optimizer steps."""
     return root / name_checkpoint(step)
 
@@ -83,7 +86,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def stage_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a copy of this rank's weights and moments in the host's memory; collective."""
+    """Copy this rank's weights and moments to the host's memory, and return them; collective."""
     weights, moments = get_state_dict(model, optimizer)
 
     def copy(value: Any) -> Any:
@@ -105,8 +108,8 @@ def write_tensors(
         OSError: This rank cannot read what it wrote.
     """
     # The state is in the host's memory. If a GPU is visible, torch's writer would wait every few
-    # tensors for what the training has launched there; in a thread, whose device is the first GPU,
-    # all ranks would open contexts on that GPU too.
+    # tensors for the kernels that the training has launched. The device of a new thread is the
+    # first GPU, so all ranks would also open contexts on that GPU.
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     try:
         save(state, checkpoint_id=folder, storage_writer=writer, process_group=group)
@@ -126,8 +129,8 @@ def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     """
     check_index(folder)
     weights, moments = get_state_dict(model, optimizer)
-    # The tensors are those of model and optimizer, so this fills them in place. Of the saved groups
-    # only the rates are used: the rest names kernels of the device that saved.
+    # The tensors are those of model and optimizer, so this fills them in place. Only the learning
+    # rates of the saved groups are used: their other entries choose kernels of another device.
     load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
     saved_groups = cast(list[dict[str, Any]], moments["param_groups"])
     for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
@@ -163,30 +166,45 @@ def begin(root: Path, step: int) -> Path:
     canon.make_folder(root)
     for left_over in root.glob("*.part"):
         shutil.rmtree(left_over)
-    part = folder_of(root, step).with_suffix(".part")
+    part = get_checkpoint_folder(root, step).with_suffix(".part")
     part.mkdir()
     return part
 
 
 def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0) -> Path:
-    """Complete the checkpoint in a written folder, and delete older ones (see `kept_steps`)."""
+    """Complete the checkpoint in a written folder, and delete those that are no longer kept.
+
+    Args:
+        part: Folder that `begin` made, with all files except the manifest.
+        manifest: Content of the checkpoint.
+        keep: See `choose_kept_steps`.
+        reach_steps: See `choose_kept_steps`.
+
+    Returns:
+        The checkpoint's final folder.
+    """
     signed = _SignedManifest(manifest=manifest, sha256=canon.compute_content_id(manifest))
     canon.write_atomic(part / MANIFEST, canon.to_pretty_json(signed))
     final = part.with_suffix("")
     part.rename(final)
     canon.sync_folder(final.parent)
     folders = list_complete_checkpoints(final.parent)
-    for step in folders.keys() - kept_steps(list(folders), keep, reach_steps):
+    for step in folders.keys() - choose_kept_steps(list(folders), keep, reach_steps):
         _discard(folders[step])
     return final
 
 
-def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
-    """Return the steps whose checkpoints are kept, from all steps, newest first.
+def choose_kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
+    """Return the steps whose checkpoints are kept.
 
-    These are the newest `keep` (at least one). A run that may roll back by itself also keeps one
-    that is at least `reach_steps` old, and the next newer one, which will replace it. So its oldest
-    checkpoint is between once and twice that old.
+    These are the newest `keep` steps. A run that may roll back by itself also keeps one step that
+    lies at least `reach_steps` back, and the next newer step, which will replace it. So the oldest
+    kept step lies between `reach_steps` and twice as many steps back.
+
+    Args:
+        steps: Steps of all complete checkpoints, newest first.
+        keep: Number of newest checkpoints to keep; less than one counts as one.
+        reach_steps: Steps by which a rollback may go back; 0 if the run never does.
     """
     kept = set(steps[: max(keep, 1)])
     if reach_steps:
@@ -196,7 +214,7 @@ def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
 
 
 def _discard(folder: Path) -> None:
-    # Rename it first: an interrupted deletion must not leave half a checkpoint with a final name.
+    # Rename first: an interrupted deletion must not leave half a checkpoint under a final name.
     shutil.rmtree(folder.rename(folder.with_suffix(".part")))
 
 
@@ -217,15 +235,15 @@ def find_newest_good(
     Args:
         root: Folder of the run's checkpoints.
         digest: Digest of the run's launch config.
-        report: Called with each checkpoint that is passed over: damaged ones, which are renamed
-            `.corrupt`, and unusable ones, which are deleted once it is known what is used instead.
+        report: Called with each checkpoint that is skipped. Damaged checkpoints are renamed
+            `.corrupt`. Unusable checkpoints are deleted once another one, or step 0, is chosen.
         usable: Returns whether a checkpoint belongs to the run as it is now.
         may_begin: Whether a run that has saved checkpoints may begin at step 0 if none is usable.
 
     Raises:
-        CorruptError: There are checkpoints, and none of them is good.
-        CheckpointError: The newest one is of another launch config or cannot be read, or there is
-            no checkpoint although there must be one.
+        CorruptError: There are damaged checkpoints, and no good one.
+        CheckpointError: A checkpoint belongs to another launch config or cannot be read, or there
+            is no usable checkpoint although the run must not begin at step 0.
     """
     unusable: dict[int, Path] = {}
     manifest = None
@@ -273,10 +291,10 @@ def _refuse_to_begin(root: Path, digest: str, unusable: list[Path], may_begin: b
 
 
 def check_checkpoint(folder: Path, digest: str) -> Manifest:
-    """Return a checkpoint's manifest once every file has its hash; the folder stays as it is.
+    """Check every file of a checkpoint by its hash, and return the manifest.
 
     Raises:
-        CheckpointError: It is damaged, or of another launch config than `digest`.
+        CheckpointError: The checkpoint is damaged, or belongs to another launch config.
     """
     try:
         manifest = _read_manifest(folder)
@@ -309,7 +327,7 @@ def _read_manifest(folder: Path) -> Manifest:
         raise CorruptError(f"{MANIFEST}: {error}") from error
     if canon.compute_content_id(signed.manifest) != signed.sha256:
         raise CorruptError("the manifest does not match its hash")
-    if folder_of(folder.parent, signed.manifest.step) != folder:
+    if get_checkpoint_folder(folder.parent, signed.manifest.step) != folder:
         raise CorruptError(f"the manifest is for step {signed.manifest.step}")
     return signed.manifest
 
@@ -322,9 +340,12 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _read(path: Path, read: Callable[[Path], _Value]) -> _Value:
-    """Read a file, which counts as damaged if it is missing.
+    """Read a file of a checkpoint.
 
-    Any other failure (a stale handle, a disk that fails) says nothing about its content.
+    Raises:
+        CorruptError: The file is missing, so the checkpoint is damaged.
+        CheckpointError: The file cannot be read, for example because of a stale handle or a failing
+            disk. That says nothing about its content.
     """
     try:
         return read(path)

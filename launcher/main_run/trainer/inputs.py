@@ -1,4 +1,4 @@
-"""The config and the corpus of a run, and all reasons to refuse them."""
+"""The command line, config, and corpus of a run, and all reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_inputs(options: RunOptions) -> tuple[Decision, TokenStore]:
     """Return the decision and the corpus.
 
     Raises:
-        TrainerError: They do not fit each other, the number of ranks, or this trainer.
+        TrainerError: Decision and corpus do not fit each other, the ranks, or this trainer.
     """
     decision = read_launch(options.config)
     store = TokenStore(options.data, weights=dict(decision.data.weights) or None)

@@ -1,5 +1,6 @@
-"""The frozen config as live torch objects: the model, its initial weights, and its optimizer. The
-numbers of each are compared with the frozen ones.
+"""The frozen config as live torch objects: the model, its initial weights, and its optimizer.
+
+Initial weights and optimizer are compared with the frozen numbers before the first step.
 
 A frozen parameter group has the optimizer, its settings, and the initial std (standard deviation)
 of all parameters whose names match its pattern. A proxy is one of the small models of the study
@@ -32,16 +33,15 @@ from forerun._launcher.main_run.frozen.frozen import (
     FrozenError,
     OwnModel,
     Parallelism,
-    ParameterGroup,
     assign_groups,
 )
 from forerun._launcher.main_run.trainer.ranks import (
     agree,
     broadcast_parameter,
     build_device_mesh,
-    full_value,
-    local_device,
-    on_first_rank,
+    gather_full_value,
+    get_local_device,
+    run_on_first_rank,
 )
 from forerun._proxies.core.hyperparameters import LEARNING_RATE
 from forerun._proxies.core.notation import add_article
@@ -80,11 +80,15 @@ MAX_CONSTANT_ERROR = 1e-6
 
 
 def load_trained_model(decision: Decision, code_dir: Path | None) -> TrainedModel:
-    """Return the model of a config; a user's factory is imported from `code_dir` (by default the
-    working directory).
+    """Return the model of a decision.
+
+    Args:
+        decision: The decision.
+        code_dir: Folder that a user's factory is imported from; None for the working directory.
 
     Raises:
-        FactoryError, FactoryChangedError: There is no such factory, or it is another one.
+        FactoryError: There is no such factory.
+        FactoryChangedError: The factory's source is not the frozen one.
     """
     if decision.model is None:
         return TrainedModel(decision)
@@ -97,12 +101,12 @@ def load_trained_model(decision: Decision, code_dir: Path | None) -> TrainedMode
 class TrainedModel:
     """forerun's decoder (`forerun._proxies.model.decoder.Decoder`), as the trainer uses it.
 
-    `outline` builds the module. All other methods take that module, sharded or not.
+    `build_on_meta` builds the module. All other methods take that module, sharded or not.
     """
 
     decision: Decision
 
-    def outline(self) -> nn.Module:
+    def build_on_meta(self) -> nn.Module:
         """Return the model without its values, on the meta device.
 
         On a GPU the decoder computes the loss in parts, so the full logits are never in memory.
@@ -111,17 +115,20 @@ class TrainedModel:
             self.decision.shape,
             device="meta",
             checkpointing=self._checkpointing,
-            fused_loss=local_device().type == "cuda",
+            fused_loss=get_local_device().type == "cuda",
         )
 
     @property
     def _checkpointing(self) -> Checkpointing:
-        """The part of a block that its backward pass computes again."""
+        """Activations of a block that the backward pass recomputes."""
         choices: dict[str, Checkpointing] = {"none": False, "selective": "selective", "full": True}
         return choices[self.decision.parallelism.activation_checkpointing]
 
-    def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules that are sharded one by one, by path; all others are one part."""
+    def find_blocks(self, module: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules that are sharded one by one, by path.
+
+        All other modules are sharded together.
+        """
         user_model = self.decision.model
         patterns = user_model.blocks if user_model else ("layers.*",)
         return {
@@ -133,8 +140,12 @@ class TrainedModel:
     def forward(
         self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor | None = None
     ) -> Tensor:
-        """Return logits [B * T, V] of token ids [B, T], in the arithmetic of training, or their
-        mean loss in nats per token if there are targets: the ids that follow.
+        """Return logits, or the mean loss in nats per token, in the precision of training.
+
+        Args:
+            module: The model.
+            ids_BT: Token ids, [B, T].
+            targets_BT: Ids of the next tokens, [B, T]; None to return logits, [B * T, V].
         """
         multipliers = Multipliers.from_run(self.decision.forward, self.decision.run_wide)
         return cast(Tensor, module(ids_BT, multipliers, targets_BT))
@@ -142,9 +153,9 @@ class TrainedModel:
     def initialize(self, module: nn.Module) -> None:
         """Give every parameter its initial value, a function of (seed, name); collective.
 
-        A value is drawn number after number, so no rank can draw its last rows alone. Instead each
-        parameter is drawn by one rank and broadcast. The ranks draw at the same time, parameters of
-        about one size together.
+        The numbers of a parameter are drawn in sequence, so a rank cannot draw its own part alone.
+        Instead, one rank draws the whole parameter and broadcasts it. The ranks draw at the same
+        time: in each turn, every rank draws one of several parameters of similar size.
 
         Raises:
             FrozenError: The groups do not fit the model's parameters.
@@ -165,9 +176,9 @@ class TrainedModel:
     def prove_initial(self, module: nn.Module) -> None:
         """Compare the stds of the initial values with the frozen ones; collective.
 
-        Each parameter of forerun's decoder is measured by itself, and one without a std must be
-        constant, at one (a gain) or zero. A user's parameters of one name in all blocks are
-        measured together, because a factory may start blocks differently.
+        Each parameter of forerun's decoder is measured by itself. If its frozen std is 0, it must
+        be constant: one for a gain, zero for a bias. Parameters of a user's model with one name in
+        all blocks are measured together, because a factory may start blocks differently.
 
         Raises:
             FrozenError: A value is not the frozen one.
@@ -186,8 +197,8 @@ class TrainedModel:
             mean, square, fourth = (sums_3 / count).tolist()
             std = math.sqrt(max(0.0, square - mean**2))
             if group.init_std:
-                # Standard error of the std. forerun's values are normal; of a user's distribution,
-                # the fourth moment is measured.
+                # The tolerance follows from the standard error of the std. forerun's values are
+                # normal. For a user's distribution, the error follows from the fourth moment.
                 tolerance = STD_ERRORS * group.init_std / math.sqrt(2 * count)
                 if is_users:
                     variance = max(0.0, fourth - std**4) / count
@@ -210,14 +221,14 @@ class UserModel(TrainedModel):
     user_model: OwnModel
     build: Build
 
-    def outline(self) -> nn.Module:
+    def build_on_meta(self) -> nn.Module:
         """Return the model on the meta device, with forward multipliers and recomputation added."""
         decision, how = self.decision, self._checkpointing
         module = construct_on_meta(self.build, decision.shape, decision.forward).float().train()
         hook_multipliers(
             module, decision.forward, self.user_model.embeddings, self.user_model.readouts
         )
-        for block in self.blocks(module).values() if how else ():
+        for block in self.find_blocks(module).values() if how else ():
             block.forward = partial(_recompute, how, block.forward)
         return module
 
@@ -234,18 +245,21 @@ class UserModel(TrainedModel):
 
     @torch.no_grad()
     def initialize(self, module: nn.Module) -> None:
-        """Build the model on rank 0 as the proxies' models are built, and broadcast its values."""
+        """Build the model on rank 0, as the proxies' models are built, and broadcast its values.
+
+        Constants are broadcast too: buffers, and tensors in plain attributes.
+        """
         is_first = dist.get_rank() == 0
         built = agree(lambda: self._build_initial() if is_first else nn.Module())
         values = dict(built.named_parameters())
         for name, parameter in module.named_parameters():
             broadcast_parameter(parameter, values.get(name), owner=0)
-        constants = on_first_rank(lambda: [value.cpu() for _, _, value in _constants(built)])
+        constants = run_on_first_rank(lambda: [value.cpu() for _, _, value in _constants(built)])
         for (owner, name, _), value in zip([*_constants(module)], constants, strict=True):
-            setattr(owner, name, value.to(local_device()))
+            setattr(owner, name, value.to(get_local_device()))
 
     def _build_initial(self) -> nn.Module:
-        """Return the model on the CPU, its values scaled from the factory's to the frozen stds."""
+        """Build the model on the CPU, and scale its initial values to the frozen stds."""
         decision = self.decision
         module = construct(self.build, decision.shape, decision.forward, seed=decision.seed).float()
         parameters = dict(module.named_parameters())
@@ -264,8 +278,8 @@ def _recompute(how: Checkpointing, forward: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _constants(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield (module, name, value) of tensors that are no parameters: buffers, and plain
-    attributes.
+    """Yield module, name, and value of each tensor that is no parameter: a buffer, or a plain
+    attribute.
     """
     for owner in module.modules():
         for name, value in [*owner._buffers.items(), *vars(owner).items()]:
@@ -281,18 +295,19 @@ def build_sharded_model(
 ) -> nn.Module:
     """Return the model with its parameters sharded block by block, float32 and uninitialized.
 
-    It is built on the meta device, so no rank ever holds all of it. Under `bfloat16` the passes
-    compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. One rank
-    alone shards nothing: forerun's own model casts its weights itself there, as a proxy does
-    (`forerun._proxies.model.precision`), and the host is spared half of FSDP2's work.
+    The model is built on the meta device, so no rank ever holds all of it. With the precision
+    `bfloat16`, the passes compute in bfloat16. Gradients are reduced in float32, and weights and
+    moments are kept in float32. A single rank shards nothing. There, forerun's own model casts its
+    weights itself, as a proxy does (`forerun._proxies.model.precision`), which takes the host half
+    of the time of FSDP2.
 
     Args:
-        source: The model's source.
-        parallelism: The decision's layout, or another one for the ranks that there are.
+        source: The model to build.
+        parallelism: Layout of the decision, or another layout if the number of ranks differs.
         device_type: `cuda` or `cpu`.
     """
-    decision, model = source.decision, source.outline()
-    blocks = source.blocks(model).values()
+    decision, model = source.decision, source.build_on_meta()
+    blocks = source.find_blocks(model).values()
     if decision.compiled:
         compile_parts(model, blocks)
     precision = PRECISIONS[decision.precision]
@@ -315,8 +330,9 @@ def build_sharded_model(
 def compile_parts(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     """Compile each block of a model, and the parts of its loss.
 
-    What cannot be compiled runs eagerly, and torch logs a warning. Backward passes are compiled
-    with the forward ones, because an error within a backward pass would end the run.
+    If the compiler fails, that part runs eagerly, and torch logs a warning. Backward passes are
+    compiled together with the forward passes, because an error within a backward pass would end the
+    run.
     """
     from torch._dynamo import config as dynamo_config  # loading the compiler takes seconds
     from torch._functorch import config as functorch_config
@@ -337,51 +353,56 @@ def _sum_powers(parameter: Tensor) -> Tensor:
     The temporary copies take less memory than the optimizer's moments will.
     """
     values = parameter.detach().double()
-    return torch.stack([full_value(values.pow(power).sum()) for power in (1, 2, 4)])
+    return torch.stack([gather_full_value(values.pow(power).sum()) for power in (1, 2, 4)])
 
 
 # ---- Optimizer ----
 
 
-def build_optimizer(
-    model: nn.Module, groups: tuple[ParameterGroup, ...], recipe: str
-) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer with one parameter group per frozen group, in their order, at
-    the peak rates.
+def build_optimizer(model: nn.Module, decision: Decision) -> torch.optim.Optimizer:
+    """Return the recipe's optimizer with one parameter group for each frozen group, in the same
+    order, at the peak learning rates.
 
     Raises:
         FrozenError: The groups do not fit the model's parameters.
     """
     named = dict(model.named_parameters())
-    assigned = assign_groups(groups, [*named])
+    assigned = assign_groups(decision.groups, [*named])
     members = [
-        (group, [named[name] for name in assigned if assigned[name] == group]) for group in groups
+        (group, [named[name] for name in assigned if assigned[name] == group])
+        for group in decision.groups
     ]
-    return build_torch_optimizer(recipe, members, fused=next(model.parameters()).is_cuda)
+    is_on_gpu = next(model.parameters()).is_cuda
+    return build_torch_optimizer(decision.optimizer, members, fused=is_on_gpu)
 
 
 def find_mismatches(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    groups: tuple[ParameterGroup, ...],
-    recipe: str,
+    decision: Decision,
     lr_share: float = 1.0,
 ) -> list[str]:
-    """Return where the live optimizer differs from the frozen groups, whose rates are at `lr_share`
-    of their peak.
+    """Return the differences of a live optimizer from the frozen groups.
+
+    Args:
+        model: Model whose parameters the optimizer updates.
+        optimizer: The optimizer that trains the model.
+        decision: The decision with the frozen groups.
+        lr_share: Present learning rate divided by its peak, which is the same in all groups.
 
     Raises:
         FrozenError: The groups do not fit the model's parameters.
     """
+    recipe = decision.optimizer
     if problems := optimizers.find_variant_problems(recipe, optimizer):
-        return problems  # its groups have other keys
+        return problems  # The groups of another optimizer have other keys.
     live: dict[nn.Parameter, dict[str, object]] = {}
     for group in optimizer.param_groups:
         actual = optimizers.read_settings(recipe, group)
         for parameter in group["params"]:
             live[parameter] = {"optimizer": actual.optimizer, **actual.settings}
     named = dict(model.named_parameters())
-    for name, frozen in assign_groups(groups, [*named]).items():
+    for name, frozen in assign_groups(decision.groups, [*named]).items():
         settings = live.get(named[name], {})
         rate = frozen.learning_rate * lr_share
         expected = {"optimizer": frozen.optimizer, **frozen.settings, LEARNING_RATE: rate}
@@ -396,6 +417,10 @@ def find_mismatches(
 def prove_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, decision: Decision, lr_share: float
 ) -> None:
-    """Compare the live optimizer with the frozen numbers. Raises FrozenError if they differ."""
-    if problems := find_mismatches(model, optimizer, decision.groups, decision.optimizer, lr_share):
+    """Compare a live optimizer with the frozen groups (see `find_mismatches`).
+
+    Raises:
+        FrozenError: They differ.
+    """
+    if problems := find_mismatches(model, optimizer, decision, lr_share):
         raise FrozenError("live optimizer", problems)

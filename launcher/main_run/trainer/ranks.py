@@ -1,5 +1,5 @@
-"""The ranks of a run: their devices and mesh, their parts of a tensor, and refusals that all of
-them share.
+"""The ranks of a run: their devices and mesh, their parts of tensors, and work that one rank can
+refuse for all.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _Value = TypeVar("_Value")
 
 
 class TrainerError(InputError):
-    """Every rank refuses the run."""
+    """A rank refused to go on, so all ranks do."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.INPUT) -> None:
         self.exit_code = exit_code
         super().__init__(message)
 
 
-def local_device() -> torch.device:
+def get_local_device() -> torch.device:
     """Return the device on which this rank computes."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
@@ -35,49 +35,52 @@ def local_device() -> torch.device:
 
 
 def build_device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
-    """Return the ranks as a mesh: an axis that shards, behind an axis of replicas (HSDP) if there
-    are several.
+    """Return the mesh of all ranks.
+
+    Its last axis shards. If there are several replicas (HSDP), they are the first of two axes.
     """
-    sizes = {"replicate": parallelism.data_parallel_replicate}
-    sizes = {name: size for name, size in sizes.items() if size > 1}
-    sizes["shard"] = parallelism.data_parallel_shard
+    sizes = {"shard": parallelism.data_parallel_shard}
+    if parallelism.data_parallel_replicate > 1:
+        sizes = {"replicate": parallelism.data_parallel_replicate, **sizes}
     return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def get_local_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_value(tensor: Tensor) -> Tensor:
+def gather_full_value(tensor: Tensor) -> Tensor:
     """Return the full value of a tensor on every rank; collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def total_norm(tensors: Iterable[Tensor | None]) -> Tensor:
-    """Return the norm of some tensors, sharded or not, over all ranks; collective. None counts as
-    0.
+def compute_norm(tensors: Iterable[Tensor | None]) -> Tensor:
+    """Return the common norm of some tensors, sharded or not, over all ranks; collective.
+
+    None counts as a tensor of zeros.
     """
     present = [tensor for tensor in tensors if tensor is not None]
-    return full_value(torch.nn.utils.get_total_norm(present))
+    return gather_full_value(torch.nn.utils.get_total_norm(present))
 
 
-def grad_norm(model: nn.Module) -> Tensor:
+def compute_grad_norm(model: nn.Module) -> Tensor:
     """Return the norm of a model's gradients over all ranks; collective."""
-    return total_norm(parameter.grad for parameter in model.parameters())
+    return compute_norm(parameter.grad for parameter in model.parameters())
 
 
 @torch.no_grad()
 def broadcast_parameter(parameter: Tensor, full_value: Tensor | None, owner: int) -> None:
-    """Set a parameter to the value that rank `owner` has, each rank its own part; collective.
+    """Set a parameter to the value that rank `owner` has; collective.
 
-    The value is broadcast, and each rank keeps its part. A broadcast goes around a ring, while a
-    scatter would need a connection, and buffers on the device, between every two ranks. So each
-    device holds one full parameter for a moment.
+    Each rank receives the full value and keeps its own part, so each device holds one full
+    parameter for a moment. A broadcast goes around a ring. A scatter would need a connection
+    between every two ranks, and buffers on the devices for each connection.
 
     Args:
         parameter: The parameter, sharded or not.
-        full_value: Its full value on rank `owner`, of any device; ignored on other ranks.
+        full_value: Full value of the parameter on rank `owner`, on any device; ignored on other
+            ranks.
         owner: Rank that has the value.
     """
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
@@ -94,13 +97,16 @@ def broadcast_parameter(parameter: Tensor, full_value: Tensor | None, owner: int
 def agree(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:
     """Do `work` on every rank, and return this rank's result; collective.
 
+    If one rank refuses, all ranks do, so that none waits forever for another.
+
     Args:
         work: The work; it may refuse with an `InputError`.
-        group: A gloo group, for a thread that saves during the training; with it, an OSError counts
-            as a refusal too. None for the training's group.
+        group: A gloo group, for the thread that saves during training; with it, an OSError counts
+            as a refusal too. None for the process group of the training.
 
     Raises:
-        TrainerError: Some rank refused, so all do, and none waits forever for another.
+        TrainerError: Some rank refused.
+        OSError: This rank's machine failed, and `group` is None.
     """
     value, problem, code = None, "another rank refused: see its log", 0
     try:
@@ -111,18 +117,18 @@ def agree(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) ->
         if group is None:
             raise  # this rank's machine failed; torchrun ends the others
         problem, code = str(error), int(ExitCode.INPUT)
-    worst = torch.tensor(code, device=local_device() if group is None else "cpu")
+    worst = torch.tensor(code, device=get_local_device() if group is None else "cpu")
     dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
     if worst.item():
         raise TrainerError(problem, int(worst.item()))
     return cast(_Value, value)
 
 
-def on_first_rank(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:
+def run_on_first_rank(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:
     """Do `work` on rank 0, and return its result on every rank; collective.
 
     Only rank 0 reads the run's files: another host may still see an older version of a file that
-    was just renamed. Raises and takes arguments as `agree` does.
+    was just renamed. Arguments and errors are those of `agree`.
     """
     result = [agree(lambda: work() if dist.get_rank() == 0 else None, group)]
     dist.broadcast_object_list(result, src=0, group=group)

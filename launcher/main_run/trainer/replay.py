@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-from forerun._launcher.main_run.trainer.callbacks import Callback, StepInfo, is_due
-from forerun._launcher.main_run.trainer.ranks import gather, local_part
+from forerun._launcher.main_run.trainer.callbacks import Callback, StepInfo
+from forerun._launcher.main_run.trainer.ranks import gather, get_local_part
 from forerun._sweeps.store.sites import get_host
 
 MAX_REORDERED = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
-"""Maximum difference of equal sums that are added in another order, as a share of their norm, by
-the precision of the passes. It is six times what was measured (docs/run-care.md). A GPU's kernels
-may choose another order at times; on a CPU the same computation gives the same bits.
+"""Maximum difference between sums of the same numbers in two orders, as a share of their norm, by
+precision of the passes. The limit is at least six times the measured difference (docs/run-care.md).
+The kernels of a GPU may sometimes choose another order. On a CPU, the same computation gives the
+same bits.
 """
 MAX_DIFFERENCE = 1e9
 """Largest difference that is reported; a difference that is not a number counts as this one."""
@@ -46,7 +47,7 @@ def compute_fingerprint(tensor: Tensor) -> Tensor:
 
 
 def compute_difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """Return the largest difference between two lists of fingerprints, as a share of each norm."""
+    """Return the largest difference between paired fingerprints, each as a share of its norm."""
     if not first:
         return 0.0
     first_N2, second_N2 = torch.stack(first), torch.stack(second)
@@ -56,13 +57,13 @@ def compute_difference(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 class RecordingReduceScatter(DefaultReduceScatter):
-    """FSDP's exchange of gradients, the reduce-scatter, with a record of what this rank gives."""
+    """FSDP's exchange of gradients, which can record the gradients that this rank gives to it."""
 
     fingerprints: list[Tensor] | None = None
-    """Fingerprints of the gradients that this rank gave, in order; None to record none."""
+    """Fingerprints of the gradients that this rank has given, in order; None to record nothing."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Replace the reduce-scatter of every sharded module of a model by this one."""
+        """Install this object as the reduce-scatter of every sharded module of a model."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(self)
@@ -90,20 +91,19 @@ class RankDifference(NamedTuple):
 
 
 class Replay(Callback):
-    """Computes the gradients again every `every_steps` steps, and stops the run if they differ."""
+    """A callback that computes the gradients again every `every_steps` steps, and stops the run if
+    they differ by more than rounding.
+    """
 
     def __init__(self, every_steps: int) -> None:
-        self._every_steps = every_steps
+        self.every_steps = every_steps
 
     def before_gradients(self, step: int) -> None:
-        """Record fingerprints of the exchange if this step is due to be computed twice."""
-        if is_due(self._every_steps, step):
-            self.run.recorder.fingerprints = []
+        """Record fingerprints of the exchange."""
+        self.run.recorder.fingerprints = []
 
     def before_update(self, info: StepInfo) -> str | None:
         """Compute the gradients of this step again. The update uses the second gradients."""
-        if not is_due(self._every_steps, info.step):
-            return None
         given, received = self._take_fingerprints()
         self.run.compute_gradients(info.step)
         given_again, received_again = self._take_fingerprints()
@@ -116,21 +116,21 @@ class Replay(Callback):
 
     @torch.no_grad()
     def _take_fingerprints(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the fingerprints of the gradients before and after the exchange among ranks, and
-        record anew.
+        """Return the fingerprints of the gradients before and after the exchange among ranks.
+
+        The recorder then starts an empty list for the next computation.
         """
         recorder = self.run.recorder
         given, recorder.fingerprints = recorder.fingerprints or [], []
         received = [
-            compute_fingerprint(local_part(parameter.grad))
+            compute_fingerprint(get_local_part(parameter.grad))
             for parameter in self.run.model.parameters()
             if parameter.grad is not None
         ]
         return given, received
 
     def _judge(self, step: int, by_rank: list[RankDifference]) -> str | None:
-        """Record the largest difference, and return the reason to stop if some rank's is more than
-        rounding.
+        """Log the largest difference, and return the reason to stop the run if it exceeds rounding.
 
         Args:
             step: Number of the step, counted from 1.

@@ -1,13 +1,13 @@
-"""Rollbacks of a main run: the callback that orders one when a loss spike lasts, and their record.
+"""Rollbacks of a main run: their record, and the callback that orders one if a loss spike lasts.
 
 This is PaLM's procedure (arXiv 2204.02311, section 5.1): the run loads a checkpoint from before the
-spike, and trains on other data from there on. If spikes come again, the clip norm is lowered too,
-as OPT did (arXiv 2205.01068, section 2.5).
+spike, and from there on trains on other data. If another spike follows, the clip norm is lowered
+too, as OPT did (arXiv 2205.01068, section 2.5).
 
-A rollback is recorded before it is acted on, so that a kill at any moment resumes to the same run.
-`RUN_DIR/rollbacks.json` holds all of them. The data of a step, the clip in force, and which
-checkpoints belong to the run are functions of that list. So to roll back is to add an entry and to
-resume.
+`RUN_DIR/rollbacks.json` lists all rollbacks of a run. Three things are functions of that list: the
+data of each step, the clip norm of each step, and the checkpoints that the run may use. To roll
+back, the trainer therefore adds an entry to the list and resumes. A run that is killed at any
+moment resumes to the same run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from forerun._proxies.core.plain_files import read_plain
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """A decision to load a checkpoint of at most `to_step` updates, to train up to that step as
-    before, and to go on with other data.
+    """A decision to load a checkpoint from `to_step` or before, to train up to that step as before,
+    and to continue with other data.
     """
 
     at_step: int
-    """Number of updates made when it was decided."""
+    """Number of updates made when the rollback was decided."""
     to_step: int
-    """Number of updates after which the run differs."""
+    """Number of updates after which the run continues with other data."""
     skipped_sequences: int
     """Number of sequences of the data that are skipped at that step."""
     clip_norm: float | None
@@ -74,7 +74,7 @@ class RollbackHistory:
 
         Raises:
             CorruptError: The file is not one of forerun's.
-            CheckpointError: It is of another launch config.
+            CheckpointError: The file belongs to another launch config.
         """
         path = run_dir / ROLLBACKS_FILE
         if not path.exists():
@@ -89,10 +89,10 @@ class RollbackHistory:
         return history
 
     def write(self, run_dir: Path) -> None:
-        """Write the history, which is on disk when this returns; one rank only.
+        """Write the history to disk; call it on one rank only.
 
         Raises:
-            CheckpointError: It cannot be written; the file is as it was.
+            CheckpointError: The file cannot be written, and is unchanged.
         """
         path = run_dir / ROLLBACKS_FILE
         try:
@@ -107,8 +107,8 @@ class RollbackHistory:
         return sum(back.skipped_sequences for back in self.rollbacks if back.to_step <= step)
 
     def get_clip_norm(self, step: int, frozen: float | None) -> float | None:
-        """Return the clip norm in force at update `step`: the one of the last rollback before it,
-        or the frozen one.
+        """Return the clip norm at update `step`: that of the last rollback before it, or else the
+        frozen one.
         """
         newest_first = reversed(self.rollbacks)
         return next((back.clip_norm for back in newest_first if back.to_step <= step), frozen)
@@ -116,15 +116,15 @@ class RollbackHistory:
     def holds(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint belongs to the run as it is now.
 
-        It does if each rollback that came after it was written goes back to its step or a later
-        one.
+        It does unless a later rollback goes back to a step before the checkpoint's.
         """
         later = self.rollbacks[manifest.num_rollbacks :]
         return all(manifest.step <= rollback.to_step for rollback in later)
 
-    def find_checkpoint(self, run_dir: Path, first_save: int) -> Manifest | None:
-        """Return the manifest of the checkpoint to resume from, None to begin at step 0; one rank
-        only.
+    def find_checkpoint(self, run_dir: Path, first_save: int) -> Manifest:
+        """Return the manifest of the checkpoint to resume from; call it on one rank only.
+
+        A manifest without files, at step 0, says that the run begins with initial weights.
 
         Args:
             run_dir: Folder of the run.
@@ -134,19 +134,20 @@ class RollbackHistory:
         Raises:
             CheckpointError: See `checkpoints.find_newest_good`.
         """
-        return checkpoints.find_newest_good(
+        manifest = checkpoints.find_newest_good(
             run_dir / CHECKPOINTS,
             self.digest,
             partial(report_refused_checkpoint, run_dir, self.digest),
             usable=self.holds,
             may_begin=any(rollback.to_step < first_save for rollback in self.rollbacks),
         )
+        return manifest or Manifest(digest=self.digest, step=0)
 
     def report(self, run_dir: Path, start: int) -> None:
         """Add missing rollbacks to the event log and the metrics of a run that resumes at step
-        `start`; one rank only.
+        `start`; call it on one rank only.
 
-        A rollback is missing if it is new, or if the run was killed before it could report it.
+        A rollback is missing if it is new, or if the run was killed before it was reported.
         """
         entries, lines = event_log.read_events(run_dir), metrics_file.read_lines(run_dir)
         recorded = {
@@ -156,7 +157,7 @@ class RollbackHistory:
         }
         in_metrics = {line.get("number") for line in lines if line.get("event") == "rolled_back"}
         for number, rollback in enumerate(self.rollbacks, start=1):
-            fields, clip = {"number": number, **asdict(rollback)}, rollback.clip_norm
+            clip = rollback.clip_norm
             if number not in recorded:
                 event_log.append_event(
                     run_dir,
@@ -167,11 +168,18 @@ class RollbackHistory:
                     + ("clipping nothing" if clip is None else f"clipping at {clip:g}"),
                     step=rollback.at_step,
                     digest=self.digest,
-                    data={"from_step": start, **fields},
+                    data={"from_step": start, "number": number, **asdict(rollback)},
                 )
             if number not in in_metrics:
-                del fields["at_step"]
-                line = {"event": "rolled_back", "step": start, **fields}
+                line = {
+                    "event": "rolled_back",
+                    "step": start,
+                    "number": number,
+                    "to_step": rollback.to_step,
+                    "skipped_sequences": rollback.skipped_sequences,
+                    "clip_norm": clip,
+                    "reason": rollback.reason,
+                }
                 metrics_file.append_line(run_dir, line)
 
 
@@ -179,8 +187,10 @@ class RollbackHistory:
 
 
 class SpikeWatch(Callback):
-    """Rolls the run back before a spike that lasts, as often as the policy allows; after that the
-    run continues. The ceiling of `AbortPolicy` applies all the while.
+    """A callback that rolls the run back if a spike lasts.
+
+    After as many rollbacks as the policy allows, it reports each further spike as an alert, and the
+    run continues. The limit of `AbortPolicy` applies at all times.
     """
 
     def __init__(self, policy: SpikePolicy) -> None:
@@ -192,7 +202,7 @@ class SpikeWatch(Callback):
         self._detector = SpikeDetector(self._policy, tuple(window), num_above)
 
     def before_update(self, info: StepInfo) -> Rollback | None:
-        """Order a rollback to before the spike's first step, skipping the data that led to it."""
+        """Order a rollback to a step before the spike, skipping the data that led to it."""
         limit_nats = self._detector.limit_nats
         if not self._detector.add_loss(info.loss_nats):
             return None
@@ -203,16 +213,19 @@ class SpikeWatch(Callback):
         )
         earlier = run.history.rollbacks
         if len(earlier) >= policy.max_rollbacks:
-            self._report_none_left(info.step + 1, reason)
+            used = f"all {policy.max_rollbacks} rollbacks are used"
+            run.record_event("alert", f"{reason}; {used}: the run continues", info.step + 1)
             return None
         first_step = info.step - policy.patience_steps + 1
         to_step, clip_norm = max(first_step - policy.rollback_steps, 0), run.decision.clip_norm
         if earlier:
-            # Never further back than last time: that state was good, and older checkpoints may be
-            # gone. From the second rollback on, the clip is lower.
+            # Do not go further back than the last rollback: that state was good, and older
+            # checkpoints may be gone. The second and later rollbacks lower the clip norm.
             to_step = max(to_step, earlier[-1].to_step)
             clip_norm = clip_norm and clip_norm * policy.clip_share
-        skipped = run.first_sequence(to_step + policy.skip_batches) - run.first_sequence(to_step)
+        skipped = run.find_first_sequence(to_step + policy.skip_batches) - run.find_first_sequence(
+            to_step
+        )
         return Rollback(
             at_step=info.step,
             to_step=to_step,
@@ -220,13 +233,6 @@ class SpikeWatch(Callback):
             clip_norm=clip_norm,
             reason=reason,
         )
-
-    def _report_none_left(self, step: int, reason: str) -> None:
-        """Report once that all rollbacks are used: a resumed run meets the same step again."""
-        events = event_log.read_events(self.run.run_dir)
-        if all((event.kind, event.step) != ("alert", step) for event in events):
-            used = f"all {self._policy.max_rollbacks} rollbacks are used"
-            self.run.record_event("alert", f"{reason}; {used}: the run continues", step)
 
     def get_state(self) -> canon.Json:
         """Return the window of losses, and how many steps in a row were above its limit."""

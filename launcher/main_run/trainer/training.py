@@ -3,11 +3,11 @@
 `run` reads the config and the corpus. `Trainer` builds model and optimizer, resumes, and makes the
 steps: read a batch, forward, backward, check, clip, update, log, save.
 
-Each rank trains on its rows of the global batch, which depends on (seed, step) alone, and FSDP2
-averages the gradients. All ranks agree on the loss before the update. So a batch that gives NaN is
-never stepped on, the loss curve depends on the number of ranks by rounding only, and a resumed run
-is the same run. Every public method is collective: all ranks call it together. Shape suffixes: B
-sequences of this rank, T tokens.
+The global batch of a step depends on (seed, step) alone. Each rank trains on its rows of the batch,
+and FSDP2 averages the gradients. So the number of ranks changes the losses by rounding only, and a
+resumed run is the same run. All ranks know the loss before the update, so no update is made from a
+batch that gives NaN. Every public method is collective: all ranks call it together. Shape suffixes:
+B sequences of this rank, T tokens.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def run(
         options.out.mkdir(parents=True, exist_ok=True)
     try:
         decision, store = ranks.agree(lambda: read_inputs(options))
-        make = build or Trainer
-        trainer = make(decision, store, options.out, interrupted, code_dir=options.code)
+        build_trainer = build or Trainer
+        trainer = build_trainer(decision, store, options.out, interrupted, code_dir=options.code)
         ending = trainer.train(options.stop_after)
     except ranks.TrainerError as error:
         ending = AttemptEnd(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
@@ -70,19 +70,18 @@ def run(
     return ending
 
 
-def callbacks_of(decision: Decision, num_ranks: int) -> list[Callback]:
+def build_callbacks(decision: Decision, num_ranks: int) -> list[Callback]:
     """Return the callbacks that a config asks for, in the order in which they are called."""
-    monitoring = decision.monitoring
-    callbacks: list[Callback] = [telemetry.BatchNoise()]
-    if num_ranks > 1 and not decision.compiled:  # a compiled block calls no hooks
-        callbacks.append(telemetry.RankSeconds())
-    callbacks.append(telemetry.Layers(monitoring.layers_every_steps))
-    # A replay computes the gradients again, so it comes after the callbacks that measure them.
-    if monitoring.replay_every_steps:
-        callbacks.append(Replay(monitoring.replay_every_steps))
-    if decision.spikes.max_rollbacks:
-        callbacks.append(SpikeWatch(decision.spikes))
-    return callbacks
+    monitoring, spikes = decision.monitoring, decision.spikes
+    has_hooks = num_ranks > 1 and not decision.compiled  # a compiled block calls no hooks
+    return [
+        telemetry.BatchNoise(),
+        *([telemetry.RankSeconds()] if has_hooks else []),
+        telemetry.Layers(monitoring.layers_every_steps),
+        # A replay computes the gradients again, so it comes after the callbacks that measure them.
+        Replay(monitoring.replay_every_steps),
+        *([SpikeWatch(spikes)] if spikes.max_rollbacks else []),
+    ]
 
 
 class Trainer:
@@ -99,9 +98,9 @@ class Trainer:
         code_dir: Path | None = None,
     ) -> None:
         self.decision, self.store, self.run_dir = decision, store, run_dir
-        self.interrupted, self.device = interrupted, ranks.local_device()
+        self.interrupted, self.device = interrupted, ranks.get_local_device()
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.callbacks = (*callbacks_of(decision, self.num_ranks), *callbacks)
+        self.callbacks = (*build_callbacks(decision, self.num_ranks), *callbacks)
         for callback in self.callbacks:
             callback.run = self
         layout = decision.parallelism
@@ -143,7 +142,7 @@ class Trainer:
             TrainerError: No checkpoint is good, or the live optimizer is not the frozen one.
         """
         self._resume()
-        self.header = telemetry.header(self)
+        self.header = telemetry.build_header(self)
         self.log(self.header)
         try:
             ending = self._train_steps(stop_after)
@@ -157,32 +156,32 @@ class Trainer:
     def _resume(self) -> None:
         """Load the newest good checkpoint, or begin at step 0 with initial weights."""
         run_dir, decision, model = self.run_dir, self.decision, self.model
-        model.zero_grad()  # after a rollback, frees memory and lets torch fill the new optimizer
-        self.optimizer = optimizer = ranks.agree(
-            lambda: model_builder.build_optimizer(model, decision.groups, decision.optimizer)
+        # After a rollback: free memory, and let torch fill the new optimizer's state.
+        model.zero_grad()
+        self.optimizer = ranks.agree(lambda: model_builder.build_optimizer(model, decision))
+        digest, save_every_steps = decision.digest, decision.checkpointing.every_steps
+        self.history = ranks.run_on_first_rank(lambda: RollbackHistory.read(run_dir, digest))
+        manifest = ranks.run_on_first_rank(
+            lambda: self.history.find_checkpoint(run_dir, save_every_steps)
         )
-        self.history = ranks.on_first_rank(lambda: RollbackHistory.read(run_dir, decision.digest))
-        manifest = ranks.on_first_rank(
-            lambda: self.history.find_checkpoint(run_dir, decision.checkpointing.every_steps)
-        )
-        start = manifest.step if manifest else 0
+        self.done = start = manifest.step
         # A checkpoint may lack the buffers of a user's model, so these are always initialized.
         if not start or decision.model is not None:
             self.source.initialize(model)
         if start:
-            folder = checkpoints.folder_of(run_dir / CHECKPOINTS, start)
-            checkpoints.read_tensors(folder, model, optimizer)
+            folder = checkpoints.get_checkpoint_folder(run_dir / CHECKPOINTS, start)
+            checkpoints.read_tensors(folder, model, self.optimizer)
         else:
             ranks.agree(lambda: self.source.prove_initial(model))
         lr_share = self.lr_shares[start - 1] if start else 1.0
-        ranks.agree(lambda: model_builder.prove_optimizer(model, optimizer, decision, lr_share))
+        ranks.agree(
+            lambda: model_builder.prove_optimizer(model, self.optimizer, decision, lr_share)
+        )
         if self.rank == 0:
             metrics_file.rewind_metrics(run_dir, start)
             self.history.report(run_dir, start)
-        self.done = start
-        carried = manifest.carried if manifest else {}
         for callback in self.callbacks:
-            callback.begin(start, carried.get(type(callback).__name__))
+            callback.begin(start, manifest.carried.get(type(callback).__name__))
 
     # ---- Steps ----
 
@@ -195,12 +194,13 @@ class Trainer:
 
             # Forward and backward; nothing is updated if the loss or a callback forbids it
             self.recorder.fingerprints = None
-            for callback in self.callbacks:
+            due = [callback for callback in self.callbacks if is_due(callback.every_steps, step)]
+            for callback in due:
                 callback.before_gradients(step)
             loss_nats, norm, interrupted = self.compute_gradients(step)
-            num_tokens = self.sequences(step)[1] * decision.shape.seq_len
+            num_tokens = self.count_sequences(step)[1] * decision.shape.seq_len
             info = StepInfo(step, num_tokens, loss_nats, norm.item())
-            answers = (callback.before_update(info) for callback in self.callbacks)
+            answers = (callback.before_update(info) for callback in due)
             objection = self._find_trouble(info) or next((a for a in answers if a), None)
             if isinstance(objection, str):
                 return self._abort(objection)
@@ -217,12 +217,12 @@ class Trainer:
 
             # Measure and log
             columns: Columns = {} if clip_norm is None else {"clip_norm": clip_norm}
-            for callback in self.callbacks:
+            for callback in due:
                 columns |= callback.after_update(info)
             if is_due(decision.monitoring.validate_every_steps, step):
-                columns["validation_loss_nats"] = telemetry.validation_loss(self)
+                columns["validation_loss_nats"] = telemetry.measure_validation_loss(self)
             trouble = metrics_file.find_not_finite(columns)
-            line = telemetry.step_line(self, info, time.perf_counter() - began)
+            line = telemetry.build_step_line(self, info, time.perf_counter() - began)
             self.log(line if trouble else {**columns, **line})
             if trouble:
                 reason = f"{trouble} after the update of step {self.done}, which is not saved"
@@ -234,7 +234,7 @@ class Trainer:
             if interrupted:
                 reason = "by a signal; saved"
                 return AttemptEnd(event="interrupted", exit_code=130, step=step + 1, reason=reason)
-        loss_nats = telemetry.validation_loss(self)
+        loss_nats = telemetry.measure_validation_loss(self)
         if not math.isfinite(loss_nats):
             return self._abort(f"validation loss is {loss_nats}")
         end = AttemptEnd(event="finished", exit_code=0, step=target, validation_loss_nats=loss_nats)
@@ -246,7 +246,8 @@ class Trainer:
         Returns:
             Its loss in nats per token, the norm of its gradient, and whether any rank got a signal.
         """
-        passes = torch.split(self._read_batch(step), self.pass_sequences)
+        batch_BT = self._read_batch(step)
+        passes = torch.split(batch_BT, self.pass_sequences)
         measures_first = len(passes) > 1 and is_due(telemetry.NOISE_EVERY_STEPS, step)
         self.optimizer.zero_grad()
         self.first_pass = None
@@ -255,22 +256,22 @@ class Trainer:
             is_measured = measures_first and index == 0
             # Replicas exchange gradients after the last pass, and after a first pass to measure.
             if self._has_replicas:
-                is_read = is_measured or index == len(passes) - 1
-                cast(FSDPModule, self.model).set_requires_all_reduce(is_read)
-            share = len(ids_BT) / sum(map(len, passes))
+                exchanges = is_measured or index == len(passes) - 1
+                cast(FSDPModule, self.model).set_requires_all_reduce(exchanges)
+            share = len(ids_BT) / len(batch_BT)
             loss = self.source.forward(self.model, ids_BT[:, :-1], ids_BT[:, 1:]) * share
             loss.backward()  # type: ignore[no-untyped-call]
             mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
             if is_measured:
-                self.first_pass = (share, ranks.grad_norm(self.model) / share)
-        norm = ranks.grad_norm(self.model)
-        # What the ranks agree on: loss, signals, failed saves
+                self.first_pass = (share, ranks.compute_grad_norm(self.model) / share)
+        norm = ranks.compute_grad_norm(self.model)
+        # Sum over all ranks: the loss, and the numbers of ranks with a signal or a failed save
         flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64)
         sums = torch.cat([(mean_nats / self.num_ranks)[None], copy_to_device(flags, self.device)])
         dist.all_reduce(sums)
         if step + 1 < len(self.lr_shares):  # while the device computes
             self._read_batch(step + 1)
-        # The step's one wait for the device. It cannot come later: it may forbid the update.
+        # The step waits for the device only here; the loss may forbid the update that follows.
         loss_nats, num_interrupted, num_failed = sums.tolist()
         if num_failed:
             self.saver.settle()
@@ -278,8 +279,8 @@ class Trainer:
 
     def _read_batch(self, step: int) -> Tensor:
         """Return this rank's ids [B, T + 1] of a step, on the device; each batch is read once."""
-        num_sequences = self.sequences(step)[1] // self.num_ranks
-        batch = self.store, self.first_sequence(step), num_sequences
+        num_sequences = self.count_sequences(step)[1] // self.num_ranks
+        batch = self.store, self.find_first_sequence(step), num_sequences
         if self._read_ahead is None or self._read_ahead[0] != batch:
             rows = self.store.read_train_batch(
                 seed=self.decision.seed,
@@ -290,12 +291,12 @@ class Trainer:
             self._read_ahead = batch, copy_to_device(torch.from_numpy(rows), self.device)
         return self._read_ahead[1]
 
-    def first_sequence(self, step: int) -> int:
-        """Return the position of the batch of `step` in the data, with what rollbacks skipped."""
-        return self.sequences(step)[0] + self.history.count_skipped(step)
+    def find_first_sequence(self, step: int) -> int:
+        """Return the index of the first sequence of a step's batch, counting skipped sequences."""
+        return self.count_sequences(step)[0] + self.history.count_skipped(step)
 
-    def sequences(self, step: int) -> tuple[int, int]:
-        """Return the number of sequences trained on before `step`, and that of `step` itself."""
+    def count_sequences(self, step: int) -> tuple[int, int]:
+        """Return the number of sequences trained on before a step, and the number in the step."""
         return self.decision.learning_rate.schedule.count_sequences(step, self._batch_sequences)
 
     def _find_trouble(self, info: StepInfo) -> str:
@@ -313,12 +314,12 @@ class Trainer:
         return ""
 
     def log(self, line: object) -> None:
-        """Append a line to the run's metrics; rank 0 does, the other ranks do nothing."""
+        """Append a line to the run's metrics on rank 0; do nothing on other ranks."""
         if self.rank == 0:
             metrics_file.append_line(self.run_dir, line)
 
     def record_event(self, kind: EventKind, text: str, step: int, **data: Json) -> None:
-        """Print an event and add it to the run's event log; rank 0 does, the others do nothing."""
+        """Print an event and add it to the event log on rank 0; do nothing on other ranks."""
         if self.rank == 0:
             print(text, file=sys.stderr)
             digest = self.decision.digest
@@ -328,12 +329,12 @@ class Trainer:
         return AttemptEnd(event="aborted", exit_code=3, step=self.done, reason=reason)
 
     def _go_back(self, new_rollback: Rollback) -> None:
-        """Record a rollback and resume; a run that is killed in between resumes in the same way."""
+        """Record a rollback, then resume. A run that is killed in between resumes alike."""
         self.saver.settle()
         rollbacks = (*self.history.rollbacks, new_rollback)
         history = dataclasses.replace(self.history, rollbacks=rollbacks)
         try:
-            ranks.on_first_rank(lambda: history.write(self.run_dir))
+            ranks.run_on_first_rank(lambda: history.write(self.run_dir))
         except ranks.TrainerError as error:
             raise SaveError(str(error)) from error
         self._resume()

@@ -14,7 +14,6 @@ from forerun._launcher.report.answers.option_problems import ProblemCollector
 
 if TYPE_CHECKING:
     from forerun._launcher.main_run.estimates.machine import Span
-    from forerun._launcher.main_run.estimates.reference_tables import PublishedNumber
     from forerun._scaling_fits.allocation.budgets import Assumption, BudgetMachine, BudgetRequest
     from forerun._scaling_fits.allocation.shapes import ShapeRequest
 
@@ -106,6 +105,7 @@ def _read_budget(options: Options, collector: ProblemCollector) -> BudgetRequest
 
 def _read_machine(options: Options, collector: ProblemCollector) -> BudgetMachine | None:
     """Return the GPU with utilization and price; None without --gpu or if an option is wrong."""
+    from forerun._launcher.main_run.estimates.machine import PRICES_USD
     from forerun._launcher.main_run.estimates.utilization import CENTER_GPUS, PUBLISHED
     from forerun._scaling_fits.allocation.budgets import BudgetMachine
 
@@ -121,8 +121,8 @@ def _read_machine(options: Options, collector: ProblemCollector) -> BudgetMachin
         return None
     with collector.collect():
         name, gpu = reference_tables.look_up_gpu(options["gpu"])
-        if options["price_usd"] is None and name in reference_tables.PRICES_USD:
-            price = _to_assumption(reference_tables.PRICES_USD[name])
+        if options["price_usd"] is None and name in PRICES_USD:
+            price = _to_assumption(PRICES_USD[name])
         if options["mfu"] is None:
             num_gpus = max(1, options["gpus"] or CENTER_GPUS)
             mfu = _to_assumption(
@@ -133,7 +133,7 @@ def _read_machine(options: Options, collector: ProblemCollector) -> BudgetMachin
     return None
 
 
-def _to_assumption(fact: PublishedNumber | Span) -> Assumption:
+def _to_assumption(fact: Span) -> Assumption:
     """Convert a published number with its range to an assumption of the allocation."""
     from forerun._scaling_fits.allocation.budgets import Assumption
 

@@ -100,13 +100,7 @@ def find_stages(study: Study, ledger: Ledger) -> dict[str, str]:
     must not change.
     """
     from forerun._launcher.study.experiments.ladder import build_stage_runs
-    from forerun._launcher.study.experiments.search import (
-        decide_ties,
-        grow_ranges,
-        load_ended_losses,
-        load_trial_points,
-        repeat_best_trials,
-    )
+    from forerun._launcher.study.experiments.search import SearchState
     from forerun._launcher.study.experiments.transfer_results import (
         StageMissingError,
         list_tests_with_runs,
@@ -121,21 +115,14 @@ def find_stages(study: Study, ledger: Ledger) -> dict[str, str]:
         for spec in specs:
             stages.setdefault(spec.id, job)
 
-    stages.update(
-        (study.get_trial_id(point), "search/trial") for point in load_trial_points(ledger)
-    )
+    search = SearchState(study, ledger)
+    stages.update((study.get_trial_id(point), "search/trial") for point in search.points)
+    for job, specs in search.extra_runs.items():
+        add(specs, f"search/{job}")
     try:
-        losses = load_ended_losses(study, ledger)
-        if losses is not None:
-            if replication := repeat_best_trials(study, ledger, losses):
-                add(replication.specs, "search/replicate")
-            if grow_ranges(study, ledger, losses) is None and (
-                convention_ties := decide_ties(study, ledger, losses)
-            ):
-                add(convention_ties.specs, "search/convention")
         for test in list_tests_with_runs(study, ledger):
             add(
-                [spec for spec, _ in test.condition.specs], "transfer/valley"
+                [spec for spec, _ in test.grid.specs], "transfer/valley"
             )  # An older name of a loss basin
             if test.control:
                 add([spec for spec, _ in test.control.specs], "transfer/control")

@@ -35,7 +35,7 @@ from forerun._launcher.report.views.transfer_section import build_transfer_secti
 from forerun._launcher.study.calibration.procedure import read_calibrations
 from forerun._launcher.study.calibration.study_cost import plan_main_run
 from forerun._launcher.study.experiments.ladder import build_stage_runs
-from forerun._launcher.study.experiments.search import count_search_runs
+from forerun._launcher.study.experiments.search import SearchState
 from forerun._launcher.study.experiments.transfer_results import list_tests_with_runs
 from forerun._launcher.study.plan.calibration_records import describe_mode
 from forerun._launcher.study.plan.study import Study
@@ -231,7 +231,7 @@ def count_progress(study: Study, ledger: Ledger, findings: StudyFindings) -> dic
     A stage that has not been reached is absent.
     """
     results = ledger.get_results()
-    stages: dict[str, Progress] = {"search": count_search_runs(study, ledger)}
+    stages: dict[str, Progress] = {"search": SearchState(study, ledger).count_runs()}
     runs = {}
     if findings.searched is not None:
         tests = list_tests_with_runs(study, ledger)

@@ -63,7 +63,7 @@ def compare_widths(
         spec
         for test in tests
         if (test.hyperparameter, test.axis) == (LEARNING_RATE, "width")
-        for spec in test.condition.specs
+        for spec in test.grid.specs
     ]
     widths: dict[float, set[int]] = {}
     for spec, value in specs:

@@ -13,12 +13,7 @@ from forerun._launcher.report.views.transfer_findings import (
     Tie,
     Trial,
 )
-from forerun._launcher.study.experiments.search import (
-    GROWTH,
-    find_search_edges,
-    load_ended_losses,
-    load_phases,
-)
+from forerun._launcher.study.experiments.search import GROWTH, SearchState
 from forerun._launcher.study.plan.study import Study
 from forerun._launcher.study.stages.search_runs import describe_growth
 from forerun._launcher.study.stages.winner_reruns import build_replays_body, describe_replays
@@ -36,7 +31,7 @@ MIN_LEAD_STANDARD_ERRORS = 2.0
 
 def build_search_section(study: Study, ledger: Ledger, outcome: SearchResult) -> Search:
     """Return section `search`: trials, the best trial, ranges and their growth, and repeats."""
-    first_results, search_phases = ledger.get_first_results(), load_phases(study, ledger)
+    first_results, state = ledger.get_first_results(), SearchState(study, ledger)
     results = [first_results[study.get_trial_id(point)] for point in outcome.points]
     trials = [
         Trial.model_validate(
@@ -50,9 +45,7 @@ def build_search_section(study: Study, ledger: Ledger, outcome: SearchResult) ->
         )
         for index, (point, result) in enumerate(zip(outcome.points, results, strict=True))
     ]
-    losses = load_ended_losses(study, ledger)
-    assert losses is not None
-    edges, stopped = find_search_edges(study, ledger, losses)
+    edges, stopped = state.find_edges()
     axis_words = {
         name: [*axis.word_values]
         for name, axis in study.plan.search.user_axes.items()
@@ -65,7 +58,7 @@ def build_search_section(study: Study, ledger: Ledger, outcome: SearchResult) ->
         sampler=study.plan.search.sampler,
         pruner=study.plan.search.pruner,
         ranges={
-            axis.name: list(axis.choices or axis.range) for axis in search_phases[-1].space.axes
+            axis.name: list(axis.choices or axis.range) for axis in state.phases[-1].space.axes
         },
         can_be_off=list(study.plan.search.can_be_off),
         growth=[record.body for record in ledger.read_records(GROWTH)],

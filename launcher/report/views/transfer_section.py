@@ -16,11 +16,11 @@ from forerun._launcher.study.experiments.sizes import (
     list_axis_sizes,
 )
 from forerun._launcher.study.experiments.transfer_tests import TransferTest
-from forerun._launcher.study.experiments.warmup_rule import WarmupRule
 from forerun._launcher.study.plan.study import Study
 from forerun._proxies.core.hyperparameters import (
     HYPERPARAMETERS,
     LEARNING_RATE,
+    WARMUP,
     WITH_OPTIMUM,
     get_hyperparameter,
 )
@@ -85,7 +85,7 @@ def _summarize_verdict(
     """
     from forerun._transfer.verdict.summary import summarize_verdict
 
-    body, condition = summarize_verdict(verdict), test.condition
+    body, condition = summarize_verdict(verdict), test.grid
     if verdict.culprit is not None:
         sizes = {spec.id: condition.get_size(spec) for spec, _ in condition.specs}
         words = describe_spikes(study, condition.specs, results, sizes, verdict.culprit)
@@ -96,7 +96,7 @@ def _summarize_verdict(
 def _list_runs(
     study: Study, test: TransferTest, results: Mapping[str, RunResult]
 ) -> list[findings.TransferRun]:
-    conditions = {study.plan.proxy.parametrization: test.condition}
+    conditions = {study.plan.proxy.parametrization: test.grid}
     if test.control:
         conditions["sp"] = test.control
     return [
@@ -130,7 +130,7 @@ def _build_value_row(
     if name == LEARNING_RATE:
         worst = verdicts.together
     axes = [verdict.question.axis for verdict in tested]
-    has_duration_rule = name == warmup.HYPERPARAMETER
+    has_duration_rule = name == WARMUP
     covered_axes = [*axes, *(["duration"] if has_duration_rule and warmup.finding else [])]
     margin_nats = study.plan.transfer.margin_nats
     tie = next((tie for tie in transfer_result.search.ties if tie.hyperparameter == name), None)
@@ -194,7 +194,7 @@ def _carry_value(
         ]
         return transfer_result.get_rate(base, target), ". ".join(notes)
     value = get_base_value(study, name, transfer_result.point)
-    if name == WarmupRule.HYPERPARAMETER:
+    if name == WARMUP:
         words = transfer_result.warmup.describe(study.plan.transfer.margin_nats)
         return transfer_result.get_point(study, target)[name], words
     if name in study.plan.search.user_axes:

@@ -46,8 +46,8 @@ takes 20 to 60 s on one core.
 
 
 COMPILE_SHARE = 0.1
-"""Maximum share of the planned work that compiling may take, or else it is not tried: the
-measurement compiles once more.
+"""Maximum duration of one compilation, as a share of the planned work. If it is longer, compiling
+is not tried, because the measurement compiles once more.
 """
 
 
@@ -104,19 +104,18 @@ class ModeMeasurements:
         """Modes that were measured or refused."""
         return tuple(dict.fromkeys((*self._known, *self._measured)))
 
-    def measure(self, *modes: Numerics) -> None:
-        """Measure the last of these modes, unless that was done before.
+    def measure(self, mode: Numerics, best: Numerics | None = None) -> None:
+        """Measure a mode, unless that was done before.
 
-        The plain mode and the other given modes are measured in the same rounds, so that their
-        rates can be compared.
+        The plain mode and the best one so far are measured in the same rounds, so that the rates
+        can be compared.
         """
-        if modes[-1] in self.modes:
+        if mode in self.modes:
             return
-        requested = tuple(dict.fromkeys((self.plain, *modes)))
-        answers = self._ask(requested)
+        answers = self._ask(tuple(dict.fromkeys((self.plain, best or self.plain, mode))))
         if not answers:
-            measurements = self._measured.setdefault(modes[-1], _Measurements())
-            measurements.refused = "no worker survived it, or none of some kind"
+            measurements = self._measured.setdefault(mode, _Measurements())
+            measurements.refused = "every worker of one kind failed with it"
             return
         self.device = answers[0].device
         for answer in answers:
@@ -203,18 +202,7 @@ class ModeMeasurements:
     def make_mode_timing(self, mode: Numerics, work: PlannedWork) -> ModeTiming:
         """Return all figures of a mode that was measured or refused."""
         if refused := self.get_refusal(mode):
-            return ModeTiming(
-                mode=mode,
-                trial_steps_per_second=0.0,
-                interval=(0.0, 0.0),
-                ratio=0.0,
-                least_ratio=0.0,
-                first_seconds=0.0,
-                again_seconds=0.0,
-                peak_bytes=0,
-                planned_seconds=0.0,
-                refused=refused,
-            )
+            return ModeTiming(mode=mode, refused=refused)
         by_kind, plain = self.get_timings(mode), self.get_timings(self.plain)
         workers = [by_kind[kind] for kind in work.kinds]
         weights = [plain[kind].trial_steps_per_second for kind in work.kinds]
@@ -252,12 +240,12 @@ def choose_mode(
     measurements.measure(asked.given)
     search = _ModeSearch(asked, work, measurements)
     chooses_slots = "num_slots" in asked.open
-    best = search.climb(asked.given) if chooses_slots else asked.given
+    best = search.double_slots(asked.given) if chooses_slots else asked.given
     for change in _list_changes(asked, measurements.device, max_threads):
         best = search.try_change(best, change)
     if chooses_slots and best.num_slots > 1 and measurements.device == "cuda":
         # Compiling or CUDA graphs may leave room for more slots, or make one slot enough
-        best = search.try_one_slot(search.climb(best))
+        best = search.try_one_slot(search.double_slots(best))
     figures = tuple(measurements.make_mode_timing(mode, work) for mode in measurements.modes)
     kinds = tuple(
         WorkerKind(
@@ -301,7 +289,7 @@ class _ModeSearch:
     def _get_planned_seconds(self, mode: Numerics) -> float:
         return self._measurements.make_mode_timing(mode, self._work).planned_seconds
 
-    def climb(self, start: Numerics) -> Numerics:
+    def double_slots(self, start: Numerics) -> Numerics:
         """Double the slots while that pays; return the start unless the end is clearly better."""
         best = start
         while (
@@ -313,7 +301,7 @@ class _ModeSearch:
                 or not self._is_worth_compiling(wider, best)
             ):
                 break
-            self._measurements.measure(best, wider)
+            self._measurements.measure(wider, best)
             if not self._is_faster(wider, best, MIN_DOUBLING_SPEEDUP):
                 break
             best = wider
@@ -369,7 +357,7 @@ class _ModeSearch:
         changed: Numerics = dataclasses.replace(best, **change)  # type: ignore[arg-type]
         if changed == best or not self._is_worth_compiling(changed, best):
             return best
-        self._measurements.measure(best, changed)
+        self._measurements.measure(changed, best)
         return changed if self._is_faster(changed, best, MIN_MODE_SPEEDUP) else best
 
     def _is_worth_compiling(self, mode: Numerics, best: Numerics) -> bool:
@@ -383,13 +371,9 @@ class _ModeSearch:
     def try_one_slot(self, best: Numerics) -> Numerics:
         """Return the mode with one slot, unless its current number of slots is clearly faster."""
         alone = dataclasses.replace(best, num_slots=1)
-        self._measurements.measure(best, alone)
-        return (
-            best
-            if self._measurements.get_refusal(alone)
-            or self._is_faster(best, alone, MIN_MODE_SPEEDUP)
-            else alone
-        )
+        self._measurements.measure(alone, best)
+        is_refused = bool(self._measurements.get_refusal(alone))
+        return best if is_refused or self._is_faster(best, alone, MIN_MODE_SPEEDUP) else alone
 
     def explain(self, best: Numerics) -> str:
         """Return the reason for the choice, in a sentence."""
@@ -403,5 +387,5 @@ class _ModeSearch:
         plain_duration = format_duration(self._get_planned_seconds(plain))
         return (
             f"{factor} times as fast as {describe_mode(plain, plain)}, {duration} of planned work "
-            f"in place of {plain_duration}"
+            f"instead of {plain_duration}"
         )

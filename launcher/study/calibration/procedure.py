@@ -63,14 +63,16 @@ MAX_SILENCE_SECONDS = 300.0
 cache, take a minute or two.
 """
 MEMORY_SHARE = 0.9
-"""Share of a worker's memory (`cluster.worker_memory_gib`) that a measured mode may take."""
+"""Share of a worker's memory (`cluster.worker_memory_gib`) that a measured mode may take; the rest
+is a reserve.
+"""
 
 
 class UnmeasurableError(ForerunError):
     """A single run with whole batches takes too much memory or time for every worker."""
 
 
-_TOO_MUCH: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
+_TOO_LARGE: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
 """Causes of failure that show that a run takes too much memory or time. A lost worker is one of
 them, because the system kills a process that takes too much memory, without a message.
 """
@@ -111,12 +113,11 @@ def group_runs(study: Study) -> list[Group]:
     stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
     seen: set[str] = set()
     for stage in list_stage_runs(study):
-        part: Part = "ladder" if stage.name == "ladder" else "proxy"
         for spec in stage.runs if stage.name != "check" else ():
             # All runs of the search are represented by one spec; each other run occurs once.
             if stage.name == "sweep" or spec.id not in seen:
                 seen.add(spec.id)
-                runs_by_stage = stages.setdefault((part, spec.shape, spec.batch_tokens), {})
+                runs_by_stage = stages.setdefault((stage.part, spec.shape, spec.batch_tokens), {})
                 runs_by_stage.setdefault(stage.name, []).append(spec)
     max_parallel = {"sweep": study.plan.search.parallelism}  # other stages start all runs at once
     groups = [
@@ -246,7 +247,7 @@ def _choose_modes(
         # Too little work to measure
         if seconds < MIN_PLANNED_SECONDS and not is_measured:
             duration = format_duration(max(1.0, seconds))
-            reason = f"the planned runs are some {duration} of work for these workers"
+            reason = f"these workers need only about {duration} for the planned runs"
             yield _keep_given(asked, pool.num_workers, reason)
             continue
         # Measure, unless the same runs were measured before
@@ -264,7 +265,7 @@ def _choose_modes(
         except UnmeasurableError as error:
             # The run itself may still succeed: its batches may be split, and no probe's deadline
             # applies to it
-            reason = f"one run alone was too much to try ({error})"
+            reason = f"a single run takes too much memory or time to be measured ({error})"
             yield _keep_given(asked, pool.num_workers, reason)
 
 
@@ -340,7 +341,7 @@ def make_measure_modes(
         silent = known - {answer.kind for answer in answers}  # a mode must run on every kind
         if silent and len(modes) == 1:
             problems = [(cause, problem) for kind, cause, problem in errors if kind in silent]
-            if all(cause in _TOO_MUCH for cause, _ in problems):
+            if all(cause in _TOO_LARGE for cause, _ in problems):
                 raise UnmeasurableError(problems[-1][1])
             devices = f" with {' or '.join(sorted(silent))}" if len(set(kinds)) > 1 else ""
             raise RunsFail(
@@ -362,10 +363,11 @@ def _send_probe(
         The answers, and (kind, cause, problem) of each worker that gave none; those are restarted.
     """
     answers, errors = list[CalibrationResult](), list[tuple[str, Cause, str]]()
-    data = cast(dict[str, canon.Json], canon.to_json(probe))
     # A probe with longer rounds takes longer to answer.
     silence_seconds = MAX_SILENCE_SECONDS + 10 * probe.seconds
-    for report in probe_all_workers(pool, data, silence_seconds, check_stop):
+    for report in probe_all_workers(
+        pool, {"modes": canon.to_json(probe)}, silence_seconds, check_stop
+    ):
         kind = kinds[report.worker]
         if report.answer is not None:
             answers.append(

@@ -8,6 +8,7 @@ from forerun._launcher.study.experiments.conventions import count_tie_runs
 from forerun._launcher.study.experiments.ladder import build_ladder, build_stage_runs
 from forerun._launcher.study.experiments.transfer_results import guess_target_sizes
 from forerun._launcher.study.experiments.transfer_tests import build_first_runs, build_warmup_runs
+from forerun._launcher.study.plan.calibration_records import Part
 from forerun._launcher.study.plan.study import Study
 from forerun._proxies.core.hyperparameters import get_warmup, replace_warmup
 from forerun._proxies.core.spec import RunSpec
@@ -26,12 +27,17 @@ class StageRuns:
 
     name: str
     runs: list[RunSpec]
-    more: list[RunSpec]
+    extensions: list[RunSpec]
     """Additional runs if the plan's extensions are all used."""
-    num_again: int = 0
+    num_replays: int = 0
     """Number of `runs` that are second executions of a run: they take time, and the ledger does not
     count them as runs.
     """
+
+    @property
+    def part(self) -> Part:
+        """Section of the plan that sets how the runs are computed."""
+        return "ladder" if self.name == "ladder" else "proxy"
 
 
 def list_stage_runs(study: Study) -> list[StageRuns]:
@@ -50,17 +56,19 @@ def list_stage_runs(study: Study) -> list[StageRuns]:
     checks = [run for row in rows for run in row]
     trial, (ties, most_ties) = study.build_trial(point), count_tie_runs(study)
     return [
-        StageRuns(name="check", runs=checks, more=[]),
+        StageRuns(name="check", runs=checks, extensions=[]),
         StageRuns(
             name="sweep",
             runs=[trial]
             * (search.num_trials + search.num_replicates + study.replays_winner + ties),
-            more=[trial]
+            extensions=[trial]
             * (search.max_extensions * max(search.extension_trials, NUM_PROBES) + most_ties - ties),
-            num_again=int(study.replays_winner),
+            num_replays=int(study.replays_winner),
         ),
-        StageRuns(name="transfer", runs=transfer_runs, more=transfer_extensions),
-        StageRuns(name="ladder", runs=build_stage_runs(study, build_ladder(study, point)), more=[]),
+        StageRuns(name="transfer", runs=transfer_runs, extensions=transfer_extensions),
+        StageRuns(
+            name="ladder", runs=build_stage_runs(study, build_ladder(study, point)), extensions=[]
+        ),
     ]
 
 

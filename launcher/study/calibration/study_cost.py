@@ -149,15 +149,15 @@ AFTER_SECONDS = Span(
     value=20.0,
     low=8.0,
     high=60.0,
-    source="assumed of the fit, the verdicts and the report; the upper end: on a machine that does "
-    "other work too",
+    source="assumed for the fit, the verdicts, and the report; the upper end: on a machine that "
+    "does other work too",
 )
 """Seconds after the last run: the fit, the verdicts, and the report."""
 START_SECONDS = Span(
     value=20.0,
     low=5.0,
     high=120.0,
-    source="assumed of Ray's start and of workers that import torch; the upper end: on a machine "
+    source="assumed for Ray's start and for workers that import torch; the upper end: on a machine "
     "that does other work too",
 )
 """Seconds before the first run: Ray starts, and workers import torch."""
@@ -165,16 +165,16 @@ RUN_SECONDS = Span(
     value=0.5,
     low=0.1,
     high=3.0,
-    source="assumed, a run of one worker: the model is built, validated, saved, its outcome "
-    "recorded",
+    source="assumed for a run apart from its training: the model is built, validated, and saved, "
+    "and the outcome is recorded",
 )
 """Seconds of one run of forerun's trainer apart from its training."""
 COMMAND_SECONDS = Span(
     value=10.0,
     low=3.0,
     high=60.0,
-    source="assumed, a run of your own trainer: its process starts, imports its framework, "
-    "compiles, validates, saves",
+    source="assumed for a run of your own trainer apart from its training: its process starts, "
+    "imports its framework, compiles, validates, and saves",
 )
 """Seconds of one run of a user's trainer apart from its training. Not measured on users' trainers;
 a process that imports torch takes about 6 CPU-seconds to start.
@@ -241,14 +241,14 @@ def sum_stage_costs(stages: Iterable[StageCost]) -> StageCost:
     """Return the total cost. Checks are included in the cost but not in the number of runs, as in
     the ledger and `status`.
     """
-    every = list(stages)
-    counts = [stage.num_runs for stage in every if stage.name != "check"]
+    all_stages = list(stages)
+    counts = [stage.num_runs for stage in all_stages if stage.name != "check"]
     return StageCost(
         name="total",
         num_runs=(sum(least for least, _ in counts), sum(most for _, most in counts)),
-        flops=add_spans(stage.flops for stage in every),
-        core_hours=add_spans(stage.core_hours for stage in every),
-        disk_bytes=add_spans(stage.disk_bytes for stage in every),
+        flops=add_spans(stage.flops for stage in all_stages),
+        core_hours=add_spans(stage.core_hours for stage in all_stages),
+        disk_bytes=add_spans(stage.disk_bytes for stage in all_stages),
     )
 
 
@@ -283,8 +283,8 @@ def estimate_run_overhead(
         for ends in zip(*((span.high, span.value, span.low) for span in trained), strict=True)
     )
     source = (
-        "measured, the start of your trainer's process: over "
-        f"{format_counted(len(finished), 'run')}, less their training"
+        f"measured over {format_counted(len(finished), 'run')} of your own trainer: their time "
+        "minus that of their training"
     )
     return Span(value=value, low=low, high=high, source=source)
 
@@ -304,15 +304,17 @@ def estimate_wall_hours(
         num_workers: number of workers.
         run_seconds: seconds of each run apart from its training (`estimate_run_overhead`).
     """
-    every = list(stages)
-    trained = add_spans(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)
-    runs = [stage.num_runs for stage in every if stage.name != "check"]
+    all_stages = list(stages)
+    trained = add_spans(
+        stage.hours(1 if stage.name == "check" else num_workers) for stage in all_stages
+    )
+    runs = [stage.num_runs for stage in all_stages if stage.name != "check"]
     least, most = (sum(ends) / num_workers for ends in zip(*runs, strict=True))
     each = Span(
         value=run_seconds.value * least, low=run_seconds.low * least, high=run_seconds.high * most
     )
-    more = add_spans([START_SECONDS, each, AFTER_SECONDS]).scale(1 / 3600.0)
-    total = add_spans([trained, more])
+    overhead = add_spans([START_SECONDS, each, AFTER_SECONDS]).scale(1 / 3600.0)
+    total = add_spans([trained, overhead])
     return Span(
         value=total.value,
         low=total.low,
@@ -357,10 +359,10 @@ def divide_cost_by_kind(
         kinds: kinds of workers; empty: one unknown kind.
         price: returns the dollars for an hour of a GPU of a kind; None if unknown.
     """
-    every = kinds or (WorkerKind(kind="", num_workers=1, free_bytes=0),)
-    total = sum(worker_kind.num_workers for worker_kind in every)
+    all_kinds = kinds or (WorkerKind(kind="", num_workers=1, free_bytes=0),)
+    total = sum(worker_kind.num_workers for worker_kind in all_kinds)
     costs = []
-    for worker_kind in every:
+    for worker_kind in all_kinds:
         hours = on_gpu.scale(worker_kind.num_workers / total)
         usd = price(worker_kind.kind)
         costs.append(
@@ -415,15 +417,15 @@ def plan_main_run(study: Study) -> MainRun:
 
 def _compute_stage_cost(stage: StageRuns, speeds: Speeds) -> StageCost:
     """Return the cost of one stage."""
-    runs, every = stage.runs, [*stage.runs, *stage.more]
-    part: Part = "ladder" if stage.name == "ladder" else "proxy"
-    hours, more = (_compute_core_hours(each, speeds, part) for each in (runs, stage.more))
+    runs, all_runs = stage.runs, [*stage.runs, *stage.extensions]
+    hours = _compute_core_hours(runs, speeds, stage.part)
+    extension_hours = _compute_core_hours(stage.extensions, speeds, stage.part)
     return StageCost(
         name=stage.name,
-        num_runs=(len(runs) - stage.num_again, len(every) - stage.num_again),
-        flops=_make_span(_sum_flops(runs), _sum_flops(every)),
-        core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
-        disk_bytes=_make_span(_sum_disk_bytes(runs), _sum_disk_bytes(every)),
+        num_runs=(len(runs) - stage.num_replays, len(all_runs) - stage.num_replays),
+        flops=_make_span(_sum_flops(runs), _sum_flops(all_runs)),
+        core_hours=Span(value=hours.value, low=hours.low, high=hours.high + extension_hours.high),
+        disk_bytes=_make_span(_sum_disk_bytes(runs), _sum_disk_bytes(all_runs)),
     )
 
 

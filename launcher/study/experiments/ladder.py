@@ -64,16 +64,11 @@ def build_ladder(
         warmup: Rule that carries the warmup over duration.
     """
     ladder, plan = study.plan.ladder, study.plan
-    batch = ladder.batch_tokens or plan.proxy.batch_tokens
+    batch = plan.ladder_batch_tokens
     # Tokens of the shortest and of the longest duration
     ends = [plan.count_tokens(end(ladder.num_steps), batch) for end in (min, max)]
-    shapes = [
-        study.build_shape(width).at_depth(depth)
-        for width in ladder.widths
-        for depth in plan.list_ladder_depths(width)
-    ]
     runs = []
-    for shape, num_steps in itertools.product(shapes, ladder.num_steps):
+    for shape, num_steps in itertools.product(study.ladder_shapes, ladder.num_steps):
         tokens = plan.count_tokens(num_steps, batch)
         duration = round(math.sqrt(math.prod(ends))) if plan.proxy.decay_branches else tokens
         sizes = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=duration)

@@ -132,8 +132,8 @@ def list_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
     """Return the tests (a hyperparameter and an axis) that the plan asks for and its trainer can
     run.
 
-    The learning rate over width is the first, and the other tests of the learning rate follow.
-    `transfer_results` relies on this order.
+    Reports show the tests in this order: the learning rate over width is the first, and its other
+    tests follow.
     """
     command = study.plan.command
     tests: dict[Hyperparameter, tuple[Axis, ...]] = {

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 from forerun._launcher.study.experiments.conventions import ConventionDecision
 from forerun._launcher.study.experiments.search import (
     RepeatedTrials,
-    decide_ties,
-    find_winner,
-    grow_ranges,
-    load_ended_losses,
-    load_trial_points,
-    repeat_best_trials,
+    SearchState,
 )
 from forerun._launcher.study.experiments.sizes import (
     SIZE_AXES,
@@ -46,7 +41,7 @@ from forerun._launcher.study.experiments.warmup_rule import (
 )
 from forerun._launcher.study.plan.study import NoFinishedTrialError, Study
 from forerun._proxies.core.errors import InputError
-from forerun._proxies.core.hyperparameters import LEARNING_RATE
+from forerun._proxies.core.hyperparameters import LEARNING_RATE, WARMUP
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import RunSpec
 from forerun._sweeps.search.growth import rank_trials
@@ -93,7 +88,7 @@ class TransferResult:
 
     search: SearchResult
     tests: tuple[TransferTest, ...]
-    """Tests: those of the learning rate first, and among them the one over width."""
+    """Tests, those of the learning rate first."""
     warmup: WarmupRule
     """Rule that carries the warmup over duration."""
     log2_lr: float
@@ -148,7 +143,7 @@ class Verdicts:
 
     def count_failed(self, test: TransferTest) -> int:
         """Return the number of failed runs of a test, without its control."""
-        return sum(spec.id in self.failed for spec, _ in test.condition.specs)
+        return sum(spec.id in self.failed for spec, _ in test.grid.specs)
 
 
 # ---- From the ledger ----
@@ -161,27 +156,26 @@ def load_search_result(study: Study, ledger: Ledger) -> SearchResult:
         StageMissingError: The search has not ended.
         NoFinishedTrialError: Every trial diverged or failed.
     """
-    losses, points = load_ended_losses(study, ledger), load_trial_points(ledger)
-    if losses is not None and not rank_trials(losses):
+    state = SearchState(study, ledger)
+    points = state.points
+    if state.losses is not None and not rank_trials(state.losses):
         last = ledger.get_first_results()[study.get_trial_id(points[-1])]
         raise NoFinishedTrialError(
             f"none of {format_counted(len(points), 'trial')} finished; the last: {last.status}, "
             f"{last.reason}. If they diverged, lower search.learning_rate = "
             f"{list(study.plan.search.learning_rate)}, in a study folder of its own"
         )
-    best_trial = decided = None
-    if losses is not None and grow_ranges(study, ledger, losses) is None:
-        best_trial, decided = find_winner(study, ledger, losses), decide_ties(study, ledger, losses)
-    if losses is None or best_trial is None or decided is None or decided.point is None:
+    winner, ties = state.winner, state.ties
+    if state.growth is not None or winner is None or ties is None or ties.point is None:
         raise StageMissingError(
             f"the search has not ended: `{study.format_command('sweep')}` runs or resumes it"
         )
     return SearchResult(
         points=tuple(points),
-        best=study.space.round_point(decided.point),
-        best_trial=best_trial,
-        ties=decided.ties,
-        replicated=repeat_best_trials(study, ledger, losses),
+        best=study.space.round_point(ties.point),
+        best_trial=winner,
+        ties=ties.ties,
+        replicated=state.repeats,
     )
 
 
@@ -206,7 +200,7 @@ def _make_settings(study: Study, ledger: Ledger, best: Params) -> GridSettings:
 
 
 def _build_tests(
-    setting: GridSettings,
+    settings: GridSettings,
 ) -> tuple[GridSettings, tuple[RunSpec, ...], WarmupRule | None, tuple[TransferTest, ...]]:
     """Choose the rule of the warmup, and build the tests with it, as far as results tell.
 
@@ -216,19 +210,19 @@ def _build_tests(
         The settings with the rule, the runs that compare the rules, the rule (None before these
         runs have ended), and the tests.
     """
-    study = setting.study
+    study = settings.study
     compared, warmup = build_warmup_runs(
-        study, setting.best, guess_target_sizes(study), setting.results
+        study, settings.best, guess_target_sizes(study), settings.results
     )
     if warmup is not None:
-        setting = dataclasses.replace(setting, warmup=warmup.rule)
+        settings = dataclasses.replace(settings, warmup=warmup.rule)
     tests = tuple(
-        build_transfer_test(setting, name, axis)
+        build_transfer_test(settings, name, axis)
         for name, axis in list_tests(study)
         if (warmup is not None or axis != "duration")
-        and get_base_value(study, name, setting.best) > 0
+        and get_base_value(study, name, settings.best) > 0
     )
-    return setting, compared, warmup, tests
+    return settings, compared, warmup, tests
 
 
 def list_tests_with_runs(
@@ -242,16 +236,16 @@ def list_tests_with_runs(
     Raises:
         StageMissingError: The search has not ended.
     """
-    setting = _make_settings(study, ledger, load_search_result(study, ledger).best)
-    setting = dataclasses.replace(setting, rounds=setting.rounds + more_rounds)
-    _, compared, _, tests = _build_tests(setting)
+    settings = _make_settings(study, ledger, load_search_result(study, ledger).best)
+    settings = dataclasses.replace(settings, rounds=settings.rounds + more_rounds)
+    _, compared, _, tests = _build_tests(settings)
     if not compared:
         return tests
     specs = tuple((spec, get_warmup_log2(spec)) for spec in compared)
     comparison = TransferTest(
-        hyperparameter=WarmupRule.HYPERPARAMETER,
+        hyperparameter=WARMUP,
         axis="duration",
-        condition=RunGrid(axis="duration", specs=specs),
+        grid=RunGrid(axis="duration", specs=specs),
     )
     return (comparison, *tests)
 
@@ -274,14 +268,16 @@ def load_transfer_result(study: Study, ledger: Ledger) -> TransferResult:
         StageMissingError: Their runs have not ended.
     """
     search = load_search_result(study, ledger)
-    setting, _, warmup, tests = _build_tests(_make_settings(study, ledger, search.best))
-    if warmup is None or not all(test.is_done(setting.results) for test in tests):
+    settings, _, warmup, tests = _build_tests(_make_settings(study, ledger, search.best))
+    if warmup is None or not all(test.is_done(settings.results) for test in tests):
         raise StageMissingError(
             f"the transfer runs have not ended: `{study.format_command('transfer')}` runs or "
             "resumes them"
         )
-    optima = judge_test(setting, tests[0], None).optima  # the learning rate over width is first
-    base_width = study.plan.proxy.base_width
+    over_width = next(
+        test for test in tests if (test.hyperparameter, test.axis) == (LEARNING_RATE, "width")
+    )
+    optima, base_width = judge_test(settings, over_width, None).optima, study.plan.proxy.base_width
     log2_lr = next((optimum.log2_value for optimum in optima if optimum.size == base_width), None)
     measured = [
         test
@@ -291,7 +287,7 @@ def load_transfer_result(study: Study, ledger: Ledger) -> TransferResult:
 
     @functools.cache
     def powers_at(target: Sizes) -> Mapping[Axis, float]:
-        target_setting = dataclasses.replace(setting, target=target)
+        target_setting = dataclasses.replace(settings, target=target)
         at_target = {
             test.axis: judge_test(target_setting, test, None).at_target for test in measured
         }
@@ -314,8 +310,8 @@ def judge_tests(
     from forerun._transfer.verdict.joint_verdict import judge_axes_together
 
     base, rule = get_base_sizes(study), transfer_result.warmup.rule
-    setting = _make_settings(study, ledger, transfer_result.best)
-    setting = dataclasses.replace(setting, target=target, warmup=rule)
+    settings = _make_settings(study, ledger, transfer_result.best)
+    settings = dataclasses.replace(settings, target=target, warmup=rule)
 
     def get_log2_value(test: TransferTest) -> float | None:
         name = test.hyperparameter
@@ -325,7 +321,7 @@ def judge_tests(
         return transfer_result.log2_lr if test.axis == "width" else None
 
     tests = [
-        (test, judge_test(setting, test, get_log2_value(test))) for test in transfer_result.tests
+        (test, judge_test(settings, test, get_log2_value(test))) for test in transfer_result.tests
     ]
     return Verdicts(
         target=target,
@@ -335,6 +331,6 @@ def judge_tests(
             {axis: math.log2(target.get_size(axis) / base.get_size(axis)) for axis in SIZE_AXES},
         ),
         failed=frozenset(
-            run_id for run_id, result in setting.results.items() if result.status == "failed"
+            run_id for run_id, result in settings.results.items() if result.status == "failed"
         ),
     )

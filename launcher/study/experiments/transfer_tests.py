@@ -1,12 +1,12 @@
 """The runs of each transfer test (a grid of values at every size along one axis, and further runs
 that a verdict asks for), and the verdict on them.
 
-A test is a hyperparameter over an axis. Its grid of runs is called its condition. The learning rate
-over width has a second grid, the control, in the standard parametrization. The runs differ from the
-base in one axis, and use the point that the search settled on. The rule that carries the warmup
-over duration is decided first, because runs of other durations follow it. Every list of runs is a
-pure function of the plan and of results, so a resumed study asks for exactly the runs that an
-uninterrupted one would. This module does not import torch.
+A test is a hyperparameter over an axis, with a grid of runs. The learning rate over width has a
+second grid, the control, in the standard parametrization. The runs differ from the base in one
+axis, and use the point that the search settled on. The rule that carries the warmup over duration
+is decided first, because runs of other durations follow it. Every list of runs is a pure function
+of the plan and of results, so a resumed study asks for exactly the runs that an uninterrupted one
+would. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ from forerun._launcher.study.experiments.warmup_rule import (
     set_proxy_warmup,
 )
 from forerun._launcher.study.plan.study import Study
-from forerun._proxies.core.hyperparameters import LEARNING_RATE, SHARE_OF_STEPS, get_hyperparameter
+from forerun._proxies.core.hyperparameters import (
+    LEARNING_RATE,
+    SHARE_OF_STEPS,
+    WARMUP,
+    get_hyperparameter,
+)
 from forerun._proxies.core.rules import get_scaling
 from forerun._proxies.core.spec import RunResult, RunSpec
 from forerun._sweeps.search.space import Params
@@ -54,7 +59,9 @@ ROUNDING_OCTAVES = 0.25
 not change which runs are asked for.
 """
 MAX_STEP_SHARE = 0.95
-"""Maximum value of a hyperparameter that is a share of the steps."""
+"""Maximum value of a hyperparameter that is a share of the steps. A longer warmup would leave
+almost no steps at the full learning rate.
+"""
 DIGITS = 6
 """Number of significant digits of a value at an offset."""
 
@@ -97,7 +104,7 @@ class TransferTest:
 
     hyperparameter: Hyperparameter
     axis: Axis
-    condition: RunGrid
+    grid: RunGrid
     control: RunGrid | None = None
 
     @property
@@ -107,13 +114,8 @@ class TransferTest:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """All runs, including those of the control condition."""
-        return [
-            spec
-            for condition in (self.condition, self.control)
-            if condition
-            for spec, _ in condition.specs
-        ]
+        """All runs, including those of the control."""
+        return [spec for grid in (self.grid, self.control) if grid for spec, _ in grid.specs]
 
     def is_done(self, results: Mapping[str, RunResult]) -> bool:
         """Return whether every run has a result."""
@@ -140,28 +142,28 @@ class GridSettings:
     """
 
 
-def build_transfer_test(setting: GridSettings, name: Hyperparameter, axis: Axis) -> TransferTest:
-    """Return the test of a hyperparameter over an axis; the learning rate over width has a control
-    condition.
+def build_transfer_test(settings: GridSettings, name: Hyperparameter, axis: Axis) -> TransferTest:
+    """Return the test of a hyperparameter over an axis; the learning rate over width has a
+    control.
     """
     control = None
     if name == LEARNING_RATE:
-        condition = _grid_rates(setting, axis)
-        if axis == "width" and setting.study.has_control:
-            control = _grid_control_rates(setting)
+        grid = _grid_rates(settings, axis)
+        if axis == "width" and settings.study.has_control:
+            control = _grid_control_rates(settings)
     else:
-        condition = _grid_values(setting, name, axis)
-    return TransferTest(hyperparameter=name, axis=axis, condition=condition, control=control)
+        grid = _grid_values(settings, name, axis)
+    return TransferTest(hyperparameter=name, axis=axis, grid=grid, control=control)
 
 
 def build_first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
     """Return the runs that each test needs for its first verdict, by name of the test. They are
     estimated before any run has ended.
     """
-    setting = GridSettings(
+    settings = GridSettings(
         study=study, results={}, best=point, target=target, rounds=0, assumes_base_optimum=True
     )
-    tests = [build_transfer_test(setting, name, axis) for name, axis in list_tests(study)]
+    tests = [build_transfer_test(settings, name, axis) for name, axis in list_tests(study)]
     return {test.name: test.specs for test in tests}
 
 
@@ -200,9 +202,9 @@ class _GridBuilder:
     """
 
     def __init__(
-        self, setting: GridSettings, name: Hyperparameter, axis: Axis, *, control: bool = False
+        self, settings: GridSettings, name: Hyperparameter, axis: Axis, *, control: bool = False
     ) -> None:
-        self._setting, self._name, self._axis, self._control = setting, name, axis, control
+        self._settings, self._name, self._axis, self._control = settings, name, axis, control
         # Number of seeds by size and log2 of the value at the base
         self._num_seeds: dict[tuple[int, float], int] = {}
 
@@ -219,9 +221,9 @@ class _GridBuilder:
 
     def build(self) -> RunGrid:
         """Return the runs of the grid, without those that are not possible."""
-        setting, name, axis = self._setting, self._name, self._axis
-        study, base = setting.study, get_base_sizes(setting.study).get_size(axis)
-        exact = get_base_value(study, name, setting.best)
+        settings, name, axis = self._settings, self._name, self._axis
+        study, base = settings.study, get_base_sizes(settings.study).get_size(axis)
+        exact = get_base_value(study, name, settings.best)
         specs: dict[str, tuple[RunSpec, float]] = {}
         for (size, log2_value), num_seeds in sorted(self._num_seeds.items()):
             if not _is_possible(study, name, axis, size, log2_value):
@@ -231,10 +233,10 @@ class _GridBuilder:
                 value = 2.0**log2_value
             elif log2_value != to_log2(name, exact):
                 value = get_hyperparameter(name).from_log2(log2_value, DIGITS)
-            start = setting.best
+            start = settings.best
             if axis == "duration":
                 start = set_proxy_warmup(
-                    study, setting.warmup, start, size, count_steps(study, size)
+                    study, settings.warmup, start, size, count_steps(study, size)
                 )
             rules = study.control if self._control and size != base else None
             for seed in range(num_seeds):
@@ -244,26 +246,25 @@ class _GridBuilder:
         return RunGrid(axis=axis, specs=tuple(specs.values()))
 
     def extend(self) -> RunGrid:
-        """Return the runs of the grid, and the runs that its verdict asks for in the allowed
-        rounds. Rounds beyond those of the plan may also add runs that only sharpen a verdict.
+        """Add the runs that the verdict asks for in the allowed rounds, and return all runs of the
+        grid. Rounds beyond those of the plan may also add runs that only sharpen a verdict.
         """
-        setting, name, axis = self._setting, self._name, self._axis
-        for number in range(setting.rounds):
-            condition = self.build()
-            if not condition.is_done(setting.results) or not condition.build_points(
-                setting.results
-            ):
+        settings, name, axis = self._settings, self._name, self._axis
+        for number in range(settings.rounds):
+            grid = self.build()
+            if not grid.is_done(settings.results) or not grid.build_points(settings.results):
                 break
-            verdict = _judge_so_far(setting, name, axis, condition)
+            verdict = _judge_so_far(settings, name, axis, grid)
             # The control's optima must be bracketed to be shown; its verdict may stay open.
             if self._control and all(optimum.status != "edge" for optimum in verdict.optima):
                 break
-            may_sharpen = number >= setting.study.plan.transfer.max_extensions
+            may_sharpen = number >= settings.study.plan.transfer.max_extensions
             before = dict(self._num_seeds)
             for asked in verdict.what_to_run:
-                cell = asked.size, asked.log2_value
-                if (asked.mends or may_sharpen) and _is_possible(setting.study, name, axis, *cell):
-                    self._num_seeds[cell] = self._num_seeds.get(cell, 0) + asked.num_seeds
+                value = asked.size, asked.log2_value
+                is_needed = asked.mends or may_sharpen
+                if is_needed and _is_possible(settings.study, name, axis, *value):
+                    self._num_seeds[value] = self._num_seeds.get(value, 0) + asked.num_seeds
             if self._num_seeds == before:
                 break
         return self.build()
@@ -283,18 +284,18 @@ def _is_possible(
     return axis != "batch" or size % (study.plan.model.seq_len * study.plan.batch_stages) == 0
 
 
-def _round_center(setting: GridSettings) -> float:
+def _round_center(settings: GridSettings) -> float:
     """Return log2 of the search's best learning rate, rounded to a whole octave."""
-    return float(round(math.log2(setting.best[LEARNING_RATE])))
+    return float(round(math.log2(settings.best[LEARNING_RATE])))
 
 
-def _grid_rates(setting: GridSettings, axis: Axis) -> RunGrid:
+def _grid_rates(settings: GridSettings, axis: Axis) -> RunGrid:
     """Return the learning rates over an axis: around the search's best at the first sizes, then
     around the prediction from smaller sizes.
     """
-    study, base = setting.study, get_base_sizes(setting.study).get_size(axis)
+    study, base = settings.study, get_base_sizes(settings.study).get_size(axis)
     transfer, sizes = study.plan.transfer, list_axis_sizes(study, axis)
-    center, grid = _round_center(setting), _GridBuilder(setting, LEARNING_RATE, axis)
+    center, grid = _round_center(settings), _GridBuilder(settings, LEARNING_RATE, axis)
     # With decay branches, the durations share a stable phase, and so they need the same rates.
     shares_phase = study.plan.proxy.decay_branches and axis == "duration"
     full_sizes = {base, *(sizes if shares_phase else sizes[:FIRST_SIZES])}
@@ -304,13 +305,13 @@ def _grid_rates(setting: GridSettings, axis: Axis) -> RunGrid:
         is_over_width = axis == "width" or size == base
         num_seeds = transfer.num_seeds if is_over_width else transfer.axis_num_seeds
         predicted: float | None = None
-        if size not in full_sizes and setting.assumes_base_optimum:
+        if size not in full_sizes and settings.assumes_base_optimum:
             predicted = center
         elif size not in full_sizes:
             known = grid.build()
-            if not known.is_done(setting.results):
+            if not known.is_done(settings.results):
                 return known
-            predicted = _predict_optimum(setting, known, axis, base, size)
+            predicted = _predict_optimum(settings, known, axis, base, size)
         if predicted is None:
             grid.add(size, center, transfer.offsets_octaves, num_seeds)
         else:
@@ -319,7 +320,7 @@ def _grid_rates(setting: GridSettings, axis: Axis) -> RunGrid:
 
 
 def _predict_optimum(
-    setting: GridSettings, known: RunGrid, axis: Axis, base: int, size: int
+    settings: GridSettings, known: RunGrid, axis: Axis, base: int, size: int
 ) -> float | None:
     """Return log2 of the optimum that the smaller sizes predict for this size, rounded to
     `ROUNDING_OCTAVES`; None if they predict none.
@@ -327,20 +328,20 @@ def _predict_optimum(
     from forerun._transfer.verdict.verdict import MIN_DRAWS, judge
 
     question = Question(axis=axis, base_size=base, target_size=size, power=None)
-    verdict = judge(known.build_points(setting.results), question, draws=MIN_DRAWS)
+    verdict = judge(known.build_points(settings.results), question, draws=MIN_DRAWS)
     if verdict.at_target is None:
         return None
     log2_optimum = float(verdict.at_target.line.at_target[0])
     return round(log2_optimum / ROUNDING_OCTAVES) * ROUNDING_OCTAVES
 
 
-def _grid_control_rates(setting: GridSettings) -> RunGrid:
+def _grid_control_rates(settings: GridSettings) -> RunGrid:
     """Return the control over width, in the standard parametrization. At the base both
     parametrizations are the same function and share runs.
     """
-    base, transfer = setting.study.plan.proxy.base_width, setting.study.plan.transfer
-    center = _round_center(setting)
-    grid = _GridBuilder(setting, LEARNING_RATE, "width", control=True)
+    base, transfer = settings.study.plan.proxy.base_width, settings.study.plan.transfer
+    center = _round_center(settings)
+    grid = _GridBuilder(settings, LEARNING_RATE, "width", control=True)
     grid.add(base, center, transfer.offsets_octaves, transfer.num_seeds)
     for width in transfer.control_widths:
         if width != base:
@@ -348,14 +349,14 @@ def _grid_control_rates(setting: GridSettings) -> RunGrid:
     return grid.extend()
 
 
-def _grid_values(setting: GridSettings, name: Hyperparameter, axis: Axis) -> RunGrid:
+def _grid_values(settings: GridSettings, name: Hyperparameter, axis: Axis) -> RunGrid:
     """Return the grid of a hyperparameter other than the learning rate, around the value that the
     search settled on.
     """
-    study, transfer = setting.study, setting.study.plan.transfer
+    study, transfer = settings.study, settings.study.plan.transfer
     sizes = study.plan.hyperparameter_widths if axis == "width" else list_axis_sizes(study, axis)
-    center = to_log2(name, get_base_value(study, name, setting.best))
-    grid = _GridBuilder(setting, name, axis)
+    center = to_log2(name, get_base_value(study, name, settings.best))
+    grid = _GridBuilder(settings, name, axis)
     for size in sizes:
         grid.add(size, center, transfer.hyperparameter_offsets_octaves, transfer.axis_num_seeds)
     return grid.extend()
@@ -365,30 +366,32 @@ def _grid_values(setting: GridSettings, name: Hyperparameter, axis: Axis) -> Run
 
 
 def build_question(
-    setting: GridSettings, name: Hyperparameter, axis: Axis, transferred: float | None
+    settings: GridSettings, name: Hyperparameter, axis: Axis, transferred: float | None
 ) -> Question:
     """Return the question that a test's runs must answer: whether the value set at the base still
     has a low enough regret at the target size.
 
     Args:
-        setting: Settings of the test.
+        settings: Settings of the test.
         name: Hyperparameter of the test.
         axis: Axis of the test.
         transferred: Log2 of the value set at the base; None for the optimum fitted there.
     """
-    study, user_axes = setting.study, setting.study.plan.search.user_axes
+    study, user_axes = settings.study, settings.study.plan.search.user_axes
     rules = study.plan.parametrization
     powers = user_axes[name].powers if name in user_axes else get_scaling(rules, name)
     power: float | None = 0.0
     if name == LEARNING_RATE and axis in study.plan.transfer.measured_rules:
         power = None
-    elif name == WarmupRule.HYPERPARAMETER and axis == "duration":
-        power = compute_warmup_power(study, setting.warmup, setting.best, setting.target.duration)
+    elif name == WARMUP and axis == "duration":
+        power = compute_warmup_power(
+            study, settings.warmup, settings.best, settings.target.duration
+        )
     return Question(
         axis=axis,
         hyperparameter=name,
         base_size=get_base_sizes(study).get_size(axis),
-        target_size=setting.target.get_size(axis),
+        target_size=settings.target.get_size(axis),
         transferred_log2=transferred,
         power=power,
         built_in={"batch": powers.batch, "duration": powers.duration}.get(axis, 0.0),
@@ -399,30 +402,30 @@ def build_question(
 
 
 def _judge_so_far(
-    setting: GridSettings, name: Hyperparameter, axis: Axis, condition: RunGrid
+    settings: GridSettings, name: Hyperparameter, axis: Axis, grid: RunGrid
 ) -> Verdict:
     """Return the verdict that tells which runs are still needed."""
     from forerun._transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
-    study, points = setting.study, condition.build_points(setting.results)
+    study, points = settings.study, grid.build_points(settings.results)
     if name != LEARNING_RATE:
-        value = to_log2(name, get_base_value(study, name, setting.best))
-        return judge(points, build_question(setting, name, axis, value))
+        value = to_log2(name, get_base_value(study, name, settings.best))
+        return judge(points, build_question(settings, name, axis, value))
     # The regrets over all axes add up and must stay below the margin together, so each axis gets an
     # equal share of the margin.
     num_axes = sum(tested == name for tested, _ in list_tests(study))
-    question = build_question(setting, name, axis, None)
+    question = build_question(settings, name, axis, None)
     margin_nats = question.margin_nats / num_axes
     verdict = judge(points, dataclasses.replace(question, margin_nats=margin_nats))
     return judge(points, question) if verdict.outcome == "drifts" else verdict
 
 
-def judge_test(setting: GridSettings, test: TransferTest, transferred: float | None) -> Verdict:
+def judge_test(settings: GridSettings, test: TransferTest, transferred: float | None) -> Verdict:
     """Return the verdict on a test's runs, with the estimates behind it. `transferred` is log2 of
     the value set at the base; None for the optimum fitted there.
     """
     from forerun._transfer.verdict.verdict import judge
 
-    control = test.control.build_points(setting.results) if test.control else ()
-    question = build_question(setting, test.hyperparameter, test.axis, transferred)
-    return judge(test.condition.build_points(setting.results), question, control_points=control)
+    control = test.control.build_points(settings.results) if test.control else ()
+    question = build_question(settings, test.hyperparameter, test.axis, transferred)
+    return judge(test.grid.build_points(settings.results), question, control_points=control)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from forerun._launcher.study.experiments.conventions import (
     LOWER_RATE_OCTAVES,
@@ -55,9 +55,6 @@ DIGITS = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupRule:
     """The rule that carries a warmup over duration, with its evidence."""
-
-    HYPERPARAMETER: ClassVar[str] = WARMUP
-    """Hyperparameter for which a rule over duration is chosen."""
 
     rule: WarmupRuleName
     num_tokens: int | None = None

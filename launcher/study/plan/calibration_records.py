@@ -90,23 +90,21 @@ class PlannedWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Measurements of one mode by workers."""
+    """Measurements of one mode by workers. All are 0 if the mode was refused."""
 
-    trial_steps_per_second: float
-    """Rate of one worker, summed over the trials of its bank, while all workers were measuring; 0
-    if the mode was refused.
-    """
-    interval: tuple[float, float]
+    trial_steps_per_second: float = 0.0
+    """Rate of one worker, summed over the trials of its bank, while all workers were measuring."""
+    interval: tuple[float, float] = (0.0, 0.0)
     """Lower and upper quartile of that rate over the rounds."""
-    ratio: float
+    ratio: float = 0.0
     """Median over the rounds of the rate relative to the plain mode in the same round."""
-    least_ratio: float
+    least_ratio: float = 0.0
     """Lower bound of that ratio, at level 0.9."""
-    first_seconds: float
+    first_seconds: float = 0.0
     """Seconds to build and compile an engine from scratch."""
-    again_seconds: float
+    again_seconds: float = 0.0
     """Seconds to start another run in the same engine."""
-    peak_bytes: int
+    peak_bytes: int = 0
     """Maximum memory of any worker, in bytes."""
 
 
@@ -135,8 +133,8 @@ class ModeTiming(Timing):
     """
 
     mode: Numerics
-    planned_seconds: float
-    """Seconds that the planned runs would take with the mode; 0 if it was refused."""
+    planned_seconds: float = 0.0
+    """Seconds that the planned runs would take with the mode."""
     refused: str = ""
     """Reason why the mode does not train; empty if it does."""
     by_kind: tuple[KindTiming, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)

@@ -229,7 +229,7 @@ def find_text_problems(raw: Mapping[str, Any]) -> list[str]:
                 "environment, which a command inherits, or into a file that only you can read"
             )
         if "\0" in text:
-            problems.append(f"{key} holds a zero byte, which no path and no command can")
+            problems.append(f"{key} holds a zero byte, which paths and commands must not have")
     return problems
 
 

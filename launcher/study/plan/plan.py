@@ -8,6 +8,7 @@ import torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -97,8 +98,8 @@ class ClusterSection(Section):
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = 1.0
     """CPU cores of a worker."""
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = 0.0
-    """GPUs of a worker; below 1 several workers share one evenly, each limited to its share of the
-    memory."""
+    """GPUs of a worker; if below 1, several workers share a GPU evenly, and each is limited to its
+    share of the memory."""
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = 0.0
     """Memory of a worker, used to place it on a node; 0: not counted."""
     slurm_options: tuple[_SlurmOption, ...] = ()
@@ -318,11 +319,19 @@ class Plan(Section):
         """Number of layers of the main run, if its depth is not chosen with its width."""
         return self.target.num_layers or self.model.num_layers
 
-    def list_ladder_depths(self, width: int) -> tuple[int, ...]:
-        """Return the numbers of layers of the ladder's rungs with a width."""
-        if self.ladder.width_per_layer:
-            return (compute_layers(width, self.ladder.width_per_layer),)
-        return tuple(sorted(self.ladder.depths)) or (self.model.num_layers,)
+    @property
+    def ladder_batch_tokens(self) -> int:
+        """Tokens per step of the ladder's rungs."""
+        return self.ladder.batch_tokens or self.proxy.batch_tokens
+
+    @property
+    def ladder_sizes(self) -> list[tuple[int, int]]:
+        """Width and number of layers of every model of the ladder."""
+        widths, ratio = self.ladder.widths, self.ladder.width_per_layer
+        if ratio:
+            return [(width, compute_layers(width, ratio)) for width in widths]
+        depths = sorted(self.ladder.depths) or [self.model.num_layers]
+        return [*itertools.product(widths, depths)]
 
     @property
     def scales_depth(self) -> bool:

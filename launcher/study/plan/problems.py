@@ -78,37 +78,36 @@ def _find_grid_problems(plan: Plan) -> Iterator[str]:
     """
     transfer, ladder = plan.transfer, plan.ladder
     num_rates = max(len(transfer.offsets_octaves), len(transfer.narrow_offsets_octaves))
-    num_depths = len(ladder.depths) or 1
-    grids: dict[str, tuple[tuple[int, str], ...]] = {
-        "transfer.num_seeds": (
-            (len(transfer.widths), "widths"),
-            (num_rates, "rates"),
-            (transfer.num_seeds, "seeds"),
-        ),
-        "transfer.control_num_seeds": (
-            (len(transfer.control_widths), "widths"),
-            (len(transfer.control_offsets_octaves), "rates"),
-            (transfer.control_num_seeds, "seeds"),
-        ),
-        "transfer.axis_num_seeds": (
-            (len(transfer.durations) + len(plan.tested_depths) + len(transfer.batches), "sizes"),
-            (num_rates, "rates"),
-            (transfer.axis_num_seeds, "seeds"),
-        ),
-        "transfer.check_num_seeds": (
-            (max(len(transfer.check_widths), len(transfer.check_depths)), "sizes"),
-            (transfer.check_num_seeds, "seeds"),
-        ),
-        "ladder.num_seeds": (
-            (len(ladder.widths) * num_depths, "shapes"),
-            (len(ladder.num_steps), "durations"),
-            (ladder.num_seeds, "seeds"),
-        ),
+    grids = {
+        "transfer.num_seeds": {
+            "widths": len(transfer.widths),
+            "rates": num_rates,
+            "seeds": transfer.num_seeds,
+        },
+        "transfer.control_num_seeds": {
+            "widths": len(transfer.control_widths),
+            "rates": len(transfer.control_offsets_octaves),
+            "seeds": transfer.control_num_seeds,
+        },
+        "transfer.axis_num_seeds": {
+            "sizes": len(transfer.durations) + len(plan.tested_depths) + len(transfer.batches),
+            "rates": num_rates,
+            "seeds": transfer.axis_num_seeds,
+        },
+        "transfer.check_num_seeds": {
+            "sizes": max(len(transfer.check_widths), len(transfer.check_depths)),
+            "seeds": transfer.check_num_seeds,
+        },
+        "ladder.num_seeds": {
+            "shapes": len(plan.ladder_sizes),
+            "durations": len(ladder.num_steps),
+            "seeds": ladder.num_seeds,
+        },
     }
     for key, factors in grids.items():
-        num_runs = math.prod(number for number, _ in factors)
+        num_runs = math.prod(factors.values())
         if num_runs > MAX_GRID_RUNS:
-            product = " x ".join(f"{number:,} {name}" for number, name in factors)
+            product = " x ".join(f"{number:,} {name}" for name, number in factors.items())
             yield f"{key}: {product} are {num_runs:,} runs: must be at most {MAX_GRID_RUNS:,}"
 
 
@@ -274,8 +273,8 @@ def _find_axis_problems(search: SearchSection) -> Iterator[str]:
     for name in search.can_be_off:
         if name not in {*search.ranges, *search.axes, *search.choices}:
             yield (
-                f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for "
-                "where it is on"
+                f"search.can_be_off: {name} is not searched: add search.axes.{name}, the range of "
+                "its values when it is on"
             )
 
 
@@ -325,9 +324,7 @@ def count_law_parameters(plan: Plan) -> int:
 
 def _find_ladder_problems(plan: Plan) -> Iterator[str]:
     ladder, multiple = plan.ladder, plan.model.seq_len * plan.batch_stages
-    num_rungs = sum(len(plan.list_ladder_depths(width)) for width in ladder.widths) * len(
-        ladder.num_steps
-    )
+    num_rungs = len(plan.ladder_sizes) * len(ladder.num_steps)
     size = count_law_parameters(plan)
     min_rungs = max(MIN_RUNGS, size if ladder.num_seeds > 1 else size + 1)
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < min_rungs:

@@ -122,7 +122,8 @@ def _find_user_code_problems(plan: Plan) -> Iterator[str]:
         placeholders = find_placeholders(proxy.describe)
         for name in sorted({"run_dir", "run_json"} & placeholders):
             yield (
-                f"proxy.describe: {{{name}}}: it is asked before any run, and has no folder of one"
+                f"proxy.describe: {{{name}}}: not allowed, because the command is called before "
+                "any run has a folder"
             )
         if "width" not in placeholders:
             yield "proxy.describe lacks {width}"

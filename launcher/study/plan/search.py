@@ -78,10 +78,10 @@ class SearchSection(_Ranges):
     """The hyperparameter search at the base width, by Optuna."""
 
     axes: dict[MoreAxis, RangeOrAxis] = Field({})
-    """Other hyperparameters to search, as { name = [lowest, highest] }; the rest are [proxy]'s.
-    With code of your own also any name that it knows, whose scale is log, linear, integer or
-    categorical, and which may grow as powers of width, depth, batch, duration: { expert_lr = {
-    range = [1e-3, 0.1], width = -1.0 } }."""
+    """Other hyperparameters to search, as { name = [lowest, highest] }; [proxy] sets the rest. For
+    your own code also any name that it knows, with a scale (log, linear, integer, categorical) and
+    exponents of width, depth, batch, and duration: { expert_lr = { range = [1e-3, 0.1],
+    width = -1.0 } }."""
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2), ONCE]] = Field({})
     """Hyperparameters searched over a list, not a range, as { name = [value, value] }."""
     can_be_off: Annotated[tuple[CanBeOff, ...], ONCE] = Field(

@@ -67,13 +67,13 @@ class DataSection(Section):
     weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]] = Field({})
     """Shares of the corpus's sources, by name; empty: as tokenized."""
     external: str = ""
-    """Name for data of the trainer's own, with proxy.command; part of every run's identity."""
+    """Name for the data of your own trainer (proxy.command); part of every run's identity."""
     vocab_size: Annotated[int, Field(ge=0, le=2**32)] = 0
     """Vocabulary size of that data; a corpus records its own."""
 
 
 class ModelSection(Section):
-    """The model's shape, all but its width."""
+    """The shape of the model, except its width."""
 
     family: Family = "llama"
     """llama: RMSNorm, SwiGLU, rotary; gpt2: LayerNorm, GELU, biases."""
@@ -120,17 +120,17 @@ class _Recipe(Section):
     command: str = ""
     """Your own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ..."""
     describe: str = ""
-    """Command that prints how large the model of a {width} is, as JSON in its last line: {"params":
-    124439808}, with "flops_per_token" where that is not 6 times as much."""
+    """Command that prints the size of the model at a {width}, as JSON in its last line: {"params":
+    124439808}, with "flops_per_token" if that is not 6 times as much."""
     dimensions: dict[str, str] = Field({})
     """Dimensions of a factory's parameters, by a pattern of their names: { "*.experts.up" =
-    "expert in out" }; needed only where forerun asks for it."""
+    "expert in out" }; needed only if forerun asks for them."""
     code_path: str = "."
     """Folder of the factory's module, or where the command runs."""
     metrics_format: MetricsFormat = "jsonl"
     """Format of the command's log."""
     metrics_path: str = "{run_dir}/metrics.jsonl"
-    """Log file of the command, or the folder that holds runs or events."""
+    """Log file of the command, or the folder of its W&B runs or TensorBoard events."""
     metrics_step_key: str = "step"
     """Name of the step in its log."""
     metrics_train_loss_key: str = "train_loss"
@@ -138,9 +138,9 @@ class _Recipe(Section):
     metrics_validation_loss_key: str = "val_loss"
     """Name of the validation loss; the last value counts."""
     metrics_train_loss_unit: LossUnit = "nats"
-    """Unit of the training loss, by token unless by byte."""
+    """Unit of the training loss: per token, unless the unit is per byte."""
     metrics_validation_loss_unit: LossUnit = "nats"
-    """Unit of the validation loss, by token unless by byte."""
+    """Unit of the validation loss: per token, unless the unit is per byte."""
     metrics_bytes_per_token: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Bytes of text per token; needed for a loss in bits per byte."""
     metrics_grad_norm_key: str = ""
@@ -154,7 +154,7 @@ class _Recipe(Section):
     batch_warmup_fraction: Fraction = 0.0
     """Share of the steps over which the batch grows."""
     batch_warmup_stages: Annotated[int, Field(ge=2, le=1024)] = 4
-    """Equal stages of that growth; used where that share is not 0."""
+    """Equal stages of that growth; used if batch_warmup_fraction is not 0."""
     num_steps: Count = 200
     """Optimizer steps of a proxy."""
     schedule: ScheduleKind = "cosine"
@@ -174,7 +174,7 @@ class ProxySection(_Recipe):
     """The training of every proxy, unless a later section varies it."""
 
     dtype: Dtype = "float32"
-    """Compute precision; bfloat16 is over float32 weights, as in the main run."""
+    """Compute precision; with bfloat16 the weights stay float32, as in the main run."""
     num_slots: Slots = 4
     """Trials that a worker trains side by side (a bank), part of a run's identity; auto: a
     calibration picks what is fastest, with threads, CUDA graphs and fused loss. Runs that no
@@ -332,8 +332,8 @@ class LadderSection(Section):
     num_checked: Count = 2
     """Rungs (runs of the ladder) checked at other rates, spread from the cheapest upwards."""
     check_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.125
-    """Largest share of the ladder's FLOPs in rungs (its runs) that are checked: each runs again at
-    other learning rates."""
+    """Maximum share of the ladder's FLOPs that the checked rungs may have; each of these runs is
+    repeated at other learning rates."""
     check_num_seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     """Seeds per rate of a checked rung."""
 
@@ -361,13 +361,14 @@ class LaunchSection(Section):
     tensor: Count = 1
     """Tensor parallel degree. The embedded trainer runs 1; exports may have more."""
     pipeline: Count = 1
-    """Pipeline stages; exports only, as `tensor`."""
+    """Pipeline stages; in exports only, like `tensor`."""
     context: Count = 1
-    """Ranks that share a sequence; exports only, as `tensor`."""
+    """Ranks that share a sequence; in exports only, like `tensor`."""
     microbatch_sequences: Annotated[int, Field(ge=0)] = 0
     """Sequences per pass of a rank; 0: its whole share at once."""
     activation_checkpointing: RecomputeMode = "none"
-    """Part that the backward pass recomputes: all but products and attention, or whole blocks."""
+    """Activations that the backward pass recomputes. selective: all but those of matrix products
+    and attention; full: those of whole blocks."""
     precision: MainRunDtype = "float32"
     """Compute precision; master weights are float32."""
     compiled: bool = False
@@ -379,16 +380,17 @@ class LaunchSection(Section):
     layers_every_steps: Steps = 0
     """Steps between logs of layers' norms and update ratios; 0: never."""
     replay_every_steps: Steps = 0
-    """Steps between replays, computed twice and compared against silent data corruption; 0: never.
-    """
+    """Steps between replays, in which a step is computed twice and compared to detect silent data
+    corruption; 0: never."""
     spike_rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
-    """Times that the trainer may go back before a spike and skip its data by itself; 0: never."""
+    """Maximum number of times that the trainer by itself goes back to before a loss spike and skips
+    its data; 0: never."""
     seed: Seed = 1000
     """Seed of the main run's weights and data order."""
     resume_arguments: str = ""
-    """Arguments by which your own trainer goes on where it stopped, such as --resume
-    {run_dir}/last.pt; empty: it cannot."""
+    """Arguments with which your own trainer resumes where it stopped, such as --resume
+    {run_dir}/last.pt; empty: it cannot resume."""
     gpu: str = ""
-    """Accelerator of the main run, for `forerun estimate`: a name it knows; empty: H100."""
+    """Accelerator of the main run, by a name that `forerun estimate` knows; empty: H100."""
     usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
     """Price of a GPU in dollars an hour, for `forerun estimate`; 0: the published one, if any."""

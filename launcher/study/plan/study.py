@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +118,11 @@ class Study:
     def base_shape(self) -> Shape:
         """Shape at which hyperparameters are searched."""
         return self.build_shape(self.plan.proxy.base_width)
+
+    @property
+    def ladder_shapes(self) -> list[Shape]:
+        """Shapes of the models of the ladder."""
+        return [self.build_shape(width).at_depth(depth) for width, depth in self.plan.ladder_sizes]
 
     @property
     def replays_winner(self) -> bool:
@@ -262,14 +267,6 @@ class Study:
             self._trial_ids[key] = self.build_trial(point).id
         return self._trial_ids[key]
 
-    def build_check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
-        """Return the runs of the coordinate check over width: a list for each width, with a run for
-        each seed.
-        """
-        return self._build_check_runs(
-            parametrization, [self.build_shape(width) for width in self.plan.transfer.check_widths]
-        )
-
     @property
     def coordinate_checks(self) -> dict[str, list[list[RunSpec]]]:
         """Runs of every coordinate check, by name of the check. There is one for the
@@ -279,19 +276,22 @@ class Study:
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
         standard = rules.unscaled if rules.rates_by_shape else get_parametrization("sp")
         checks: dict[str, list[list[RunSpec]]] = {
-            parametrization.name: self.build_check_runs(parametrization)
+            parametrization.name: self.build_check_runs(
+                parametrization,
+                [self.build_shape(width) for width in self.plan.transfer.check_widths],
+            )
             for parametrization in (rules, *([] if rules.name == "sp" else [standard]))
         }
         if rules.depth_alpha is not None and depths:
-            checks[DEPTH_CHECK] = self._build_check_runs(
+            checks[DEPTH_CHECK] = self.build_check_runs(
                 rules, [self.base_shape.at_depth(depth) for depth in depths]
             )
         return checks
 
-    def _build_check_runs(
-        self, parametrization: Parametrization, shapes: list[Shape]
+    def build_check_runs(
+        self, parametrization: Parametrization, shapes: Sequence[Shape]
     ) -> list[list[RunSpec]]:
-        """Return the runs of a check: a list for each shape, with a run for each seed.
+        """Return the runs of a coordinate check: a list for each shape, with a run for each seed.
 
         The rate is constant, without warmup and without clipping, either of which could hide a
         blow-up. Each run trains alone. Rules over batch and duration are off.
@@ -300,25 +300,42 @@ class Study:
         point: Params = replace_warmup({LEARNING_RATE: transfer.check_learning_rate}, 0.0)
         # The outputs after the last step of the check are read in the forward pass of one more.
         constant = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1)
-        steps = self.plan.proxy.num_steps
         numerics = dataclasses.replace(self.plan.build_numerics("proxy"), num_slots=1)
         rules = dataclasses.replace(
             parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
         )
-        return [
-            [
-                dataclasses.replace(
-                    run, schedule=constant, numerics=numerics, hparams=run.hparams.unclipped
-                )
-                for seed in range(transfer.check_num_seeds)
-                for run in [
-                    self.build_run(
-                        shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules
-                    )
-                ]
-            ]
-            for shape in shapes
+        rows = []
+        for shape in shapes:
+            run = self.build_run(
+                shape=shape,
+                point=point,
+                seed=0,
+                num_steps=self.plan.proxy.num_steps,
+                parametrization=rules,
+            )
+            run = dataclasses.replace(
+                run, schedule=constant, numerics=numerics, hparams=run.hparams.unclipped
+            )
+            seeds = range(transfer.check_num_seeds)
+            rows.append([dataclasses.replace(run, seed=seed) for seed in seeds])
+        return rows
+
+
+def build_bank_key(spec: RunSpec) -> str:
+    """Return the bank key of a run. Runs with the same key can train in one bank, that is, as one
+    batched model.
+    """
+    return canon.compute_content_id(
+        [
+            spec.shape,
+            spec.batch_tokens,
+            spec.data_id,
+            spec.numerics,
+            spec.optimizer,
+            spec.factory,
+            spec.command,
         ]
+    )
 
 
 def count_base_tokens(study: Study) -> int:

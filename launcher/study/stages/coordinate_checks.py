@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.study.experiments.coordinate_record import (
@@ -137,9 +136,7 @@ def _measure_runs(
         while queue and idle:
             worker = idle.pop()
             busy[worker], asked_at[worker] = queue.pop(), time.monotonic()
-            send_probe(
-                pool, worker, cast(dict[str, canon.Json], canon.to_json(probes[busy[worker]]))
-            )
+            send_probe(pool, worker, {"coordinates": canon.to_json(probes[busy[worker]])})
         for report in take_answers(pool, asked_at, MAX_SILENCE_SECONDS):
             index = busy.pop(report.worker)
             idle.append(report.worker)

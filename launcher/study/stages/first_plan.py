@@ -116,13 +116,16 @@ class PlanRequest:
         checks.raise_problems("forerun init")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class FirstPlan:
-    """The preset, values, and head comment from which a new plan file is written."""
+    """A new plan in the making. Functions change it in turn, and a plan file is written from it."""
 
     name: str
+    """Name of the preset."""
     values: dict[str, dict[str, object]]
+    """Values that differ from the defaults of a plan, by section and key."""
     head: tuple[str, ...] = ()
+    """Lines of comment at the beginning of the file."""
 
     def set(self, section: str, **values: object) -> None:
         """Set values of a section by key."""

@@ -133,14 +133,6 @@ def judge_coordinates(checks: Mapping[str, RecordedCheck], parametrization: str)
         or f"all layers ({len(check.layers)}) keep their size as {check.axis} grows"
         for check in judged_checks
     ]
-    for index, check in enumerate(judged_checks):
-        # Earlier versions of the check did not record the sizes of the updates themselves.
-        if outcomes[index] == "vanishes" and not any(layer.has_rate for layer in check.layers):
-            outcomes[index] = "cannot_tell"
-            reasons.append(
-                "recorded by an earlier version of this check, which mistook the noise of small "
-                "models for vanishing: check in a new study"
-            )
     control = checks.get("sp")
     if parametrization != "sp" and control is not None and control.outcome == "passes":
         outcomes.append("cannot_tell")
@@ -304,9 +296,9 @@ def describe_narrow_target(study: Study, width: int) -> str:
     if width >= narrowest:
         return ""
     return (
-        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: nothing is "
-        "learned for so small a model; raise target.budget_flops, or add rungs if the fit chose "
-        "this width"
+        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: the proxies "
+        "say nothing about so small a model; raise target.budget_flops, or add rungs if the fit "
+        "chose this width"
     )
 
 
@@ -431,12 +423,11 @@ def format_failed_runs(ledger: Ledger, study_dir: Path) -> str:
     reasons = [f"{result.id[:12]} ({result.reason})" for result in failed[:_MAX_FAILED_NAMED]]
     if len(failed) > _MAX_FAILED_NAMED:
         reasons.append(f"{len(failed) - _MAX_FAILED_NAMED} more")
-    subject = f"{format_counted(len(failed), 'run')} failed for good, and count for"
-    if len(failed) == 1:
-        subject = "1 run failed for good, and counts for"
+    runs = format_counted(len(failed), "run")
     return (
-        f"{subject} nothing: {'; '.join(reasons)}. `forerun run {study_dir / PLAN_FILE} "
-        f"--study ANOTHER --fork {study_dir}` runs the failed ones again and keeps the others"
+        f"{runs} failed for good (not counted): {'; '.join(reasons)}. "
+        f"`forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` runs the failed "
+        "ones again and keeps the others"
     )
 
 

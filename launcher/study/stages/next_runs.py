@@ -6,7 +6,7 @@ none, the tests must grow. The tests are part of the study's question (the plan 
 what is measured), so this needs a child study. If the interval at the target is wide because the
 target lies far beyond the tests, the child study tests a larger size. Otherwise it has more seeds,
 which narrow the interval by the square root of their number; that gives the number. Time and price
-follow from this study's own rates so far, by FLOPs. This module does not import torch.
+are those of this study so far, scaled by FLOPs. This module does not import torch.
 """
 
 from __future__ import annotations

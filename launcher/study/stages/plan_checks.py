@@ -80,11 +80,11 @@ def find_warnings(study: Study, plan_summary: Mapping[str, Json]) -> list[str]:
         plan_summary: Summary of the plan, from `first_plan.summarize_plan`.
     """
     plan, notes = study.plan, []
-    batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
-    if batch != plan.target_batch_tokens:
+    if plan.ladder_batch_tokens != plan.target_batch_tokens:
         notes.append(
-            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} "
-            "tokens, and the forecast is for those (ladder.batch_tokens)"
+            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have "
+            f"{plan.ladder_batch_tokens} tokens, and the forecast is for those "
+            "(ladder.batch_tokens)"
         )
     notes += [
         f"{name} is not searched: proxy.command has no "
@@ -134,16 +134,8 @@ def _explain_ladder_gates(study: Study) -> Iterator[str]:
     """Yield the reasons why the gates of the ladder cannot pass: too few rungs, too small ones, or
     none that is checked.
     """
-    plan, ladder = study.plan, study.plan.ladder
-    shapes = [
-        study.build_shape(width).at_depth(depth)
-        for width in ladder.widths
-        for depth in plan.list_ladder_depths(width)
-    ]
-    tokens = [
-        plan.count_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens)
-        for steps in ladder.num_steps
-    ]
+    plan, ladder, shapes = study.plan, study.plan.ladder, study.ladder_shapes
+    tokens = [plan.count_tokens(steps, plan.ladder_batch_tokens) for steps in ladder.num_steps]
     num_rungs = len(shapes) * len(tokens)
     needed = MIN_POINTS if ladder.form in ("auto", "compute") else count_law_parameters(plan) + 1
     if (num_rungs - 1) * ladder.num_seeds < needed:

@@ -25,17 +25,21 @@ _NUM_STAGES = {"check": 1, "sweep": 2, "transfer": 3, "ladder": 5, "run": 5}
 """Number of these stages that a verb runs."""
 MIN_SPEED_SECONDS, MIN_SPEED_SHARE = 10.0, 0.005
 """Minimum seconds of a stage, and minimum share of the study's work done in it, before a speed is
-estimated from the stage.
+estimated from the stage. Chosen, not measured.
 """
 OWN_SPREAD = (0.8, 1.25)
-"""Range of the seconds per FLOP in the rest of a stage, relative to the same stage so far."""
+"""Range of the seconds per FLOP in the rest of a stage, relative to the same stage so far. Chosen,
+not measured.
+"""
 OTHER_STAGE_SPREAD = (0.4, 1.5)
 """Range of the seconds per FLOP of another stage, relative to the only stage that has been
 measured. In the demo (2 cores), a FLOP of transfer took 0.4 times as long as a FLOP of the sweep,
 whose models are the smallest, and a FLOP of the ladder 0.6 times.
 """
 EXTRA_SHARE = 0.5
-"""Share of the plan's extensions that is counted in the upper end of the time left."""
+"""Share of the plan's extensions that is counted in the upper end of the time left. Chosen, not
+measured.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +67,7 @@ def plan_stages(study: Study, verb: str) -> list[PlannedStage]:
         min_flops, max_flops = 0.0, 0.0
         if name in runs:
             min_flops = float(sum(compute_own_flops(runs[name].runs)))
-            max_flops = min_flops + float(sum(compute_own_flops(runs[name].more)))
+            max_flops = min_flops + float(sum(compute_own_flops(runs[name].extensions)))
         if min_flops or name == FIT_STAGE:
             stages.append(PlannedStage(name=name, min_flops=min_flops, max_flops=max_flops))
     return stages or [PlannedStage(name=CHECK_STAGE)]  # a command's check, which will be refused
@@ -77,17 +81,11 @@ class StudyProgress:
     """
 
     def __init__(
-        self,
-        stages: Sequence[PlannedStage],
-        done: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, stages: Sequence[PlannedStage], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start at the first stage. `done`: FLOPs of the runs that were recorded before (see
-        `resume`).
-        """
+        """Start at the first stage, without any work done."""
         self._stages, self._clock = list(stages), clock
         self._done = [0.0] * len(self._stages)
-        self.resume(done)
         self._here = 0  # index of the current stage
         # Times at which this command, the current stage, and the current batch of runs began
         self._began = self._entered = self._asked_at = clock()
@@ -161,9 +159,9 @@ class StudyProgress:
                 self._best = min(self._best or outcome, outcome, key=lambda pair: pair[0])
         return flops
 
-    def get_state(self) -> StudyState:
-        """Return the current state. The share done never falls, although verdicts may ask for runs
-        that were not planned.
+    def update_state(self) -> StudyState:
+        """Update the share done, and return the current state. The share never falls, although
+        verdicts may ask for runs that were not planned.
         """
         left = sum(self._count_flops_left(index)[0] for index in self._unfinished)
         done = sum(max(self._done[i], self._stages[i].min_flops) for i in range(self._here))
@@ -276,7 +274,7 @@ class ProgressReporter:
 
     def draw(self) -> StudyState:
         """Show the state if it is time, and return it."""
-        state = self.progress.get_state()
+        state = self.progress.update_state()
         self._line.show(format_progress_line(state, len(self._running)), state.done)
         return state
 

@@ -127,8 +127,8 @@ def _evaluate(node: ast.expr | None) -> object:
         return None
 
 
-def build_script_plan(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
-    """Return a first plan that runs the script, and notes on what the user must check.
+def use_script(new: FirstPlan, script: Path) -> list[str]:
+    """Make a first plan run the script. Return notes on what the user must check.
 
     Raises:
         ScriptError: The script is not readable Python, or lacks options that a trainer must have;
@@ -160,8 +160,9 @@ def build_script_plan(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str
     words += [options[name][0] + TODO for name in undecided]
     command = " ".join(["python", shlex.quote(script.name), *words])
     defaults = {word: options[name][1] for name, word in placeholders.items()}
-    sections = _build_sections(script.name, text, command, defaults)
-    values = new.values | {name: new.values.get(name, {}) | sections[name] for name in sections}
+    for section, values in _build_sections(script.name, text, command, defaults).items():
+        new.set(section, **values)
+    new.head = (*new.head, f"The command is read from {script.name}.")
     notes = [f"replace every {TODO} of the plan, and read its command and [model]"]
     if undecided:
         notes.append(
@@ -176,8 +177,7 @@ def build_script_plan(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str
         notes.append(
             "no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR"
         )
-    head = (*new.head, f"The command is read from {script.name}.")
-    return FirstPlan(name=new.name, values=values, head=head), notes
+    return notes
 
 
 def _build_sections(

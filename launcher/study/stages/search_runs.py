@@ -12,15 +12,9 @@ from typing import Any
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.study.experiments.search import (
     GROWTH,
-    Phase,
-    decide_ties,
-    grow_ranges,
-    load_ended_losses,
-    load_phases,
-    load_trial_results,
-    repeat_best_trials,
+    SearchState,
 )
-from forerun._launcher.study.plan.study import SEARCH_STAGE, Study
+from forerun._launcher.study.plan.study import SEARCH_STAGE, Study, build_bank_key
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import RunSpec
@@ -34,45 +28,36 @@ and runs that cost as much as those of the source.
 """
 
 
-def run_search(
-    study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]
-) -> None:
+def run_search(study: Study, ledger: Ledger, drive: Drive) -> None:
     """Run what the search lacks. Returns at once if the search has ended.
 
     Raises:
         SweepError: See `forerun._sweeps.run.driver`; everything recorded stays.
     """
     while True:
-        if load_ended_losses(study, ledger) is None:
-            phase = load_phases(study, ledger)[-1]
-            drive(
-                "search", _build_source(study, ledger, phase), _stand_in_runs(study, ledger, phase)
+        state = SearchState(study, ledger)
+        if state.losses is None:
+            drive("search", _build_source(study, ledger, state), _stand_in_runs(study, state))
+        elif state.growth is not None:
+            ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(state.phases) - 1}", state.growth)
+            print_progress(f"search: {describe_growth(state.growth)}")
+        elif state.repeats is not None and state.repeats.comparison is None:
+            missing = [spec for spec in state.repeats.specs if spec.id not in ledger.get_results()]
+            best = format_counted(len(state.repeats.candidates), "trial")
+            print_progress(
+                f"search: {format_counted(len(missing), 'repeat')} of the best {best} with other "
+                "seeds"
             )
-        losses = load_ended_losses(study, ledger)
-        assert losses is not None
-        extension = grow_ranges(study, ledger, losses)
-        if extension is None:
-            break
-        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.read_records(GROWTH))}", extension)
-        print_progress(f"search: {describe_growth(extension)}")
-    while (
-        repeats := repeat_best_trials(study, ledger, losses)
-    ) is not None and repeats.comparison is None:
-        missing = [spec for spec in repeats.specs if spec.id not in ledger.get_results()]
-        best = format_counted(len(repeats.candidates), "trial")
-        print_progress(
-            f"search: {format_counted(len(missing), 'repeat')} of the best {best} with other seeds"
-        )
-        drive("replicates", StaticSource(missing, bank_key), missing)
-    while (
-        comparison := decide_ties(study, ledger, losses)
-    ) is not None and comparison.point is None:
-        missing = [spec for spec in comparison.specs if spec.id not in ledger.get_results()]
-        print_progress(
-            f"search: {format_counted(len(missing), 'run')} to compare the best trial with "
-            "conventional values, seed by seed"
-        )
-        drive("ties", StaticSource(missing, bank_key), missing)
+            drive("replicates", StaticSource(missing, build_bank_key), missing)
+        elif state.ties is not None and state.ties.point is None:
+            missing = [spec for spec in state.ties.specs if spec.id not in ledger.get_results()]
+            print_progress(
+                f"search: {format_counted(len(missing), 'run')} to compare the best trial with "
+                "conventional values, seed by seed"
+            )
+            drive("ties", StaticSource(missing, build_bank_key), missing)
+        else:
+            return
 
 
 def describe_growth(record: Json) -> str:
@@ -87,8 +72,9 @@ def describe_growth(record: Json) -> str:
     return f"the best trials lie at an end, which moves: {' and '.join(changes)}; {trials}"
 
 
-def _build_source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
-    plan = study.plan.search
+def _build_source(study: Study, ledger: Ledger, state: SearchState) -> SearchSource:
+    """Return the source of the trials of the last phase."""
+    plan, phase = study.plan.search, state.phases[-1]
     search = Search(
         phase.space,
         plan.seed,
@@ -111,11 +97,10 @@ def _build_source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
     )
 
 
-def _stand_in_runs(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
-    """Return a run for each trial that a phase still lacks, to estimate the time left. The points
-    of these trials are not known yet, so each run is at the middle of the space.
+def _stand_in_runs(study: Study, state: SearchState) -> list[RunSpec]:
+    """Return a run for each trial that the last phase still lacks, to estimate the time left. The
+    points of these trials are not known yet, so each run is at the middle of the space.
     """
-    number = phase.num_trials - sum(
-        result is not None for result in load_trial_results(study, ledger)
-    )
-    return [study.build_trial(phase.space.make_point([0.5] * phase.space.num_coordinates))] * number
+    phase = state.phases[-1]
+    middle = phase.space.make_point([0.5] * phase.space.num_coordinates)
+    return [study.build_trial(middle)] * (phase.num_trials - state.num_ended)

@@ -26,7 +26,7 @@ from forerun._launcher.study.experiments.transfer_results import (
     load_search_result,
     load_transfer_result,
 )
-from forerun._launcher.study.plan.study import Study
+from forerun._launcher.study.plan.study import Study, build_bank_key
 from forerun._launcher.study.stages.gates import (
     find_failed_check,
     find_failed_transfer,
@@ -41,8 +41,11 @@ from forerun._launcher.study.stages.main_run_choice import (
 from forerun._launcher.study.stages.progress import CHECK_STAGE, FIT_STAGE, ProgressReporter
 from forerun._launcher.study.stages.search_runs import run_search
 from forerun._launcher.study.stages.winner_reruns import replay_search
-from forerun._launcher.study.stages.worker_pools import SpendTracker, start_pool
-from forerun._proxies.core import canon
+from forerun._launcher.study.stages.worker_pools import (
+    SpendTracker,
+    record_killed_driver,
+    start_pool,
+)
 from forerun._proxies.core.branches import compute_own_flops
 from forerun._proxies.core.errors import ExitCode, ForerunError
 from forerun._proxies.core.notation import format_counted, format_main_run_share
@@ -67,23 +70,6 @@ class InterruptedStudyError(ForerunError):
     """The user or the system asked the study to stop; everything finished is recorded."""
 
     exit_code = ExitCode.INTERRUPTED
-
-
-def build_bank_key(spec: RunSpec) -> str:
-    """Return the bank key of a run. Runs with the same key can train in one bank, that is, as one
-    batched model.
-    """
-    return canon.compute_content_id(
-        [
-            spec.shape,
-            spec.batch_tokens,
-            spec.data_id,
-            spec.numerics,
-            spec.optimizer,
-            spec.factory,
-            spec.command,
-        ]
-    )
 
 
 class StageRunner:
@@ -168,14 +154,13 @@ class StageRunner:
             BudgetSpent: A cap of the plan is reached.
             FolderRemoved: The ledger was removed.
         """
-        cluster = self.study.plan.cluster
-        pool = self._start_workers()
-        accounts = self._open_accounts()
+        cluster, accounts = self.study.plan.cluster, self._open_accounts()
         monitor = _DriveMonitor(self, label, specs, accounts)
+        self.reporter.progress.begin_batch(monitor.total_flops)
         try:
             drive(
                 source,
-                pool,
+                self._start_workers(),
                 self.ledger,
                 self.study.study_dir,
                 bank_key_for=build_bank_key,
@@ -212,12 +197,13 @@ class StageRunner:
         return self._pool
 
     def _open_accounts(self) -> SpendTracker:
-        """Return the record of the workers' time. The workers must have been started.
+        """Return the record of the workers' time. The first call starts the workers.
 
         Raises:
             ClusterUnfit: No price is known for a device, and the plan has a cap in dollars.
         """
         if self._accounts is None:
+            self._start_workers()
             cluster = self.study.plan.cluster
             kinds = {
                 *self._kinds,
@@ -227,13 +213,14 @@ class StageRunner:
                 kind for kind in kinds if cluster.max_usd and cluster.caps.find_price(kind) is None
             ]:
                 names = ", ".join(
-                    kind or "a device that did not tell its name" for kind in sorted(unpriced)
+                    kind or "a device without a known name" for kind in sorted(unpriced)
                 )
                 raise ClusterUnfit(
-                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it "
+                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known for {names}: add it "
                     "to cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour "
                     "for all others"
                 )
+            record_killed_driver(self.study.study_dir, self.ledger)
             self._accounts = SpendTracker(
                 self.study.study_dir, self.ledger, cluster.caps, cluster.count_devices(self._kinds)
             )
@@ -275,7 +262,7 @@ class StageRunner:
         if self.study.factory is not None:
             refuse_failed(self.study, self.ledger, find_failed_check(self.study, self.check()))
         self._begin_stage("sweep")
-        run_search(self.study, self.ledger, self.drive, build_bank_key)
+        run_search(self.study, self.ledger, self.drive)
         self._replay_winner()
         return load_search_result(self.study, self.ledger)
 
@@ -288,13 +275,12 @@ class StageRunner:
 
         def check() -> None:
             self._check_stop()
-            self._start_workers()
             if overrun := self._open_accounts().budget.find_overrun():
                 raise BudgetSpent(overrun)
 
         head = self.ledger.head_hash
         try:
-            replay_search(self.study, self.ledger, self._start_workers, build_bank_key, check)
+            replay_search(self.study, self.ledger, self._start_workers, check)
         finally:
             if self._accounts is not None and self.ledger.head_hash != head:
                 self._accounts.record_spend()
@@ -428,9 +414,10 @@ class _DriveMonitor:
         self._last = DriverProgress(outcomes=(), failures=(), notes=(), running=(), num_queued=0)
         self._done_by_run: dict[str, float] = {}  # FLOPs done by each run that has not ended
         flops = compute_own_flops(specs)
+        self.total_flops = float(sum(flops))
+        """FLOPs of all runs together."""
         self._flops_by_run = {spec.id: work for spec, work in zip(specs, flops, strict=True)}
-        self._mean_flops = sum(flops) / max(1, len(flops))
-        runner.reporter.progress.begin_batch(float(sum(flops)))
+        self._mean_flops = self.total_flops / max(1, len(flops))
 
     def should_stop(self) -> bool:
         """Write the current state, and return whether the work must stop.

@@ -50,10 +50,10 @@ _MAX_STDERR_CHARS = 500
 
 
 class DescribeError(InputError):
-    """`proxy.describe` did not report how large the model is."""
+    """`proxy.describe` did not report the size of the model."""
 
 
-def count_user_params(study: Study, ledger: Ledger) -> Study:
+def record_user_params(study: Study, ledger: Ledger) -> Study:
     """Count the parameters of a new study's own model, record them, and return the study as its
     ledger has it. A study that has runs is not counted again.
 
@@ -100,9 +100,9 @@ def _fit_width_count(
     if abs(counts[3] / expected - 1) > MAX_COUNT_ERROR:
         print_progress(
             f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, "
-            f"where those of widths {', '.join(map(str, widths[:3]))} go on to "
-            f"{format_count(expected)}: its size is no polynomial of the width, so the forecast's "
-            "parameter count is off by as much"
+            f"but its numbers at widths {', '.join(map(str, widths[:3]))} predict "
+            f"{format_count(expected)}: they are no polynomial of the width, so the number of "
+            "parameters in the forecast may be as wrong"
         )
     return width_count
 
@@ -165,9 +165,9 @@ def _describe_params(study: Study, spec: RunSpec) -> float:
     params, flops = numbers.get("params"), numbers.get("flops_per_token")
     if not (_is_count(params) and (flops is None or _is_count(flops))):
         raise DescribeError(
-            f'{where} printed {last[:200]!r}: its last line must be JSON such as {{"params": '
-            '124439808}}, with "flops_per_token" (training, forward and backward) where that is '
-            "not 6 times as much"
+            f"{where} printed {last[:200]!r}: its last line must be JSON such as "
+            '{"params": 124439808}, with "flops_per_token" (training, forward and backward) if '
+            "that is not 6 times as much"
         )
     return float(params) if flops is None else float(flops) / 6
 
@@ -189,7 +189,7 @@ def describe_user_model(study: Study) -> dict[str, Json]:
     from forerun._proxies.external.description import describe_model
     from forerun._proxies.external.factory import load_factory
 
-    spec = study.build_check_runs(study.plan.parametrization)[-1][0]
+    spec = study.coordinate_checks[study.plan.proxy.parametrization][-1][0]
     description = describe_model(
         load_factory(study.plan.proxy.factory, study.code_dir, spec.user_values)[0], spec
     )

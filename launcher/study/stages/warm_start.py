@@ -6,7 +6,6 @@ compared with those of this search.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +31,14 @@ class WarmStart:
     """Sentence about the origin of the points, and about values that are moved or not used."""
 
 
-def add_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[FirstPlan, str]:
-    """Return a first plan with the points of `read_warm_start`, and the sentence on their origin,
-    which is also added to the plan's head comment.
+def use_warm_start(new: FirstPlan, text: str, space: SearchSpace) -> str:
+    """Make the search of a first plan begin with the points of `read_warm_start`. Return the
+    sentence about their origin, which is also added to the plan's head comment.
     """
     start = read_warm_start(text, space)
-    values = plan.values | {"search": plan.values.get("search", {}) | {"warm_start": start.points}}
-    return dataclasses.replace(
-        plan, values=values, head=(*plan.head, start.sentence)
-    ), start.sentence
+    new.set("search", warm_start=start.points)
+    new.head = (*new.head, start.sentence)
+    return start.sentence
 
 
 def read_warm_start(text: str, space: SearchSpace) -> WarmStart:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.study.experiments.transfer_results import load_search_result
-from forerun._launcher.study.plan.study import Study
+from forerun._launcher.study.plan.study import Study, build_bank_key
 from forerun._launcher.study.stages.gates import Gate, judge_findings, refuse_failed
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_nats
-from forerun._proxies.core.spec import RunSpec
 from forerun._sweeps.run.device_kinds import ask_places
 from forerun._sweeps.run.driver import MAX_SILENCE_SECONDS
 from forerun._sweeps.run.reruns import compare_executions, execute_again
@@ -38,7 +37,6 @@ def replay_search(
     study: Study,
     ledger: Ledger,
     workers: Callable[[], Pool],
-    bank_key: Callable[[RunSpec], str],
     check: Callable[[], None],
 ) -> None:
     """Run the winning trial again if the plan asks for it, and record the outcome.
@@ -47,7 +45,6 @@ def replay_search(
         study: Study whose search has ended.
         ledger: Ledger, open for writing.
         workers: Returns the idle pool; called only if there is something to run.
-        bank_key: Returns the key that runs must share to train in one bank.
         check: Raises the error that ends the work; everything recorded stays.
 
     Raises:
@@ -63,7 +60,7 @@ def replay_search(
             pool,
             spec,
             _choose_worker(first.environment, pool, ask_places(pool, check)),
-            bank_key=bank_key(spec),
+            bank_key=build_bank_key(spec),
             num_microbatches=int(first.environment.get("num_microbatches", "1")),
             max_attempts=study.plan.cluster.max_attempts,
             hang_seconds=MAX_SILENCE_SECONDS,

@@ -58,11 +58,12 @@ class NodeCheck:
 
     def __call__(self) -> list[str]:
         """Return the node's problems in words; empty if it can run the study."""
+        node_versions = find_versions()
         problems = [
-            f"{name} {node_version or 'is missing'} there, {driver_version} here: results would "
-            "depend on the node"
+            f"{name} {node_versions.get(name, 'is missing')} there, {driver_version} here: results "
+            "would depend on the node"
             for name, driver_version in self.versions.items()
-            if (node_version := find_versions().get(name, "")) != driver_version
+            if node_versions.get(name) != driver_version
         ]
         if canon.hash_sources() != self.source_sha256:
             problems.append("another version of forerun is there: install the same on every node")
@@ -171,14 +172,27 @@ STATE_SECONDS = 1.0
 """Seconds between two updates of the state that `forerun status` reads."""
 
 
+def record_killed_driver(study_dir: Path, ledger: Ledger) -> None:
+    """Record the device time of a driver that was killed before it could do so, from the last state
+    that it wrote.
+    """
+    state = read_live(study_dir)
+    if state is not None and state.driver < _get_driver_number(ledger):
+        record_work(ledger, state.driver, state.stretch, state.seconds, state.by_kind)
+
+
+def _get_driver_number(ledger: Ledger) -> int:
+    """Return the number of the driver that has opened the ledger, counted from 0."""
+    return len(ledger.read_records("driver")) - 1
+
+
 class SpendTracker:
     """The record of device time spent by this driver; created once there are devices to pay for."""
 
     def __init__(
         self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]
     ) -> None:
-        """Record the time that a killed driver had spent, from its last state, and begin the
-        account of this driver.
+        """Begin the account of this driver.
 
         Args:
             study_dir: Folder of the study.
@@ -187,16 +201,7 @@ class SpendTracker:
             num_devices: Number of devices of this driver, by kind.
         """
         self._study_dir, self._ledger = study_dir, ledger
-        self._driver = len(ledger.read_records("driver")) - 1
-        last_state = read_live(study_dir)
-        if last_state is not None and last_state.driver < self._driver:
-            record_work(
-                ledger,
-                last_state.driver,
-                last_state.stretch,
-                last_state.seconds,
-                last_state.by_kind,
-            )
+        self._driver = _get_driver_number(ledger)
         self.budget = StudyBudget(caps, ledger, num_devices=num_devices)
         self._stretch = 0
         self._looked = -STATE_SECONDS

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import PACKAGE_DIR, Json
@@ -51,8 +51,8 @@ limit. They were not measured for each kind of device; half a gigabyte is usual.
 
 
 def cap_memory(share: float) -> None:
-    """Limit this process to `share` of its GPU's memory, the CUDA context included; on a CPU, do
-    nothing.
+    """Limit this process to `share` of its GPU's memory, the CUDA context included. Do nothing if
+    there is no GPU.
 
     Call this before anything is allocated. An allocation beyond the share fails as out of memory,
     so that other workers on the GPU keep their memory. A run that does not fit is tried again with
@@ -67,7 +67,7 @@ def cap_memory(share: float) -> None:
 
 
 MAX_STEPS = sys.maxsize
-"""Number of steps that a call asks of an engine: no limit, because the call has a time limit."""
+"""Maximum number of steps of a call. There is no limit, because the call has a time limit."""
 
 
 class UserCodeError(ForerunError):
@@ -113,6 +113,15 @@ class HostFactory:
         return WorkerHost(self)
 
 
+class _LoadedEngine(NamedTuple):
+    """The engine of a host, and the bank key of its runs."""
+
+    bank_key: str
+    engine: Engine
+    resumable: ResumableRuns | None
+    """The same engine if it saves its runs, else None."""
+
+
 class WorkerHost:
     """A host with one engine at a time, which is rebuilt when the bank key changes.
 
@@ -122,9 +131,7 @@ class WorkerHost:
     def __init__(self, settings: HostFactory) -> None:
         self._settings = settings
         self._store: TokenStore | None = None
-        self._engine: Engine | None = None
-        self._resumable: ResumableRuns | None = None  # the engine, if it is no command
-        self._key = ""
+        self._loaded: _LoadedEngine | None = None
         self._begun: dict[str, int] = {}  # run id -> step at which it was admitted
         # Whether a call that was sent ahead may train: the last call succeeded, and the driver
         # does not have to react to its report.
@@ -138,17 +145,13 @@ class WorkerHost:
         """
         may_go_on, self._may_go_on = self._may_go_on, False
         if call.probe is not None:
-            # Each kind of probe has one key that no other kind has.
-            kind = next(kind for kind in _PROBES if kind in call.probe)
-            return Report(
-                answer=cast(dict[str, Json], canon.to_json(_PROBES[kind](self, call.probe)))
-            )
-        if not call.is_ahead:
-            self._prepare(call)
-        engine, resumable = self._engine, self._resumable
+            ((kind, data),) = call.probe.items()
+            return Report(answer=cast(dict[str, Json], canon.to_json(_PROBES[kind](self, data))))
         if call.is_ahead and not may_go_on:
-            return Report(steps={} if engine is None else engine.steps, skipped=True)
-        assert engine is not None, "a call that continues was prepared by an earlier one"
+            return Report(steps=self._loaded.engine.steps if self._loaded else {}, skipped=True)
+        loaded = self._loaded if call.is_ahead else self._prepare(call)
+        assert loaded is not None, "a call that continues was prepared by an earlier one"
+        _, engine, resumable = loaded
         ended: list[EndedRun] = []
         paused: list[EndedRun] = []
         notes: tuple[str, ...] = ()
@@ -167,26 +170,26 @@ class WorkerHost:
         self._may_go_on = call.seconds > 0 and not report.needs_reply
         return report
 
-    def _prepare(self, call: HostCall) -> None:
-        """Build the engine of the call's bank, and admit and free slots as the call says."""
+    def _prepare(self, call: HostCall) -> _LoadedEngine:
+        """Return the engine of the call's bank, which is built if another one is loaded. Admit and
+        free slots as the call says.
+        """
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
-        if call.bank_key != self._key or self._engine is None:
+        if self._loaded is None or self._loaded.bank_key != call.bank_key:
             if not specs:
                 raise ValueError("a call without runs cannot build a bank")
-            self._drop()
-            self._engine = self._make_engine(
-                specs[0][1], call.num_microbatches, again=call.is_rerun
-            )
-            self._key = call.bank_key
-        resumable = self._resumable
-        if resumable is not None:
-            resumable.free_other_slots(call.hold.keys() - {slot for slot, _ in specs})
+            self._drop_engine()
+            self._loaded = self._load_engine(specs[0][1], call)
+        loaded = self._loaded
+        if loaded.resumable is not None:
+            loaded.resumable.free_other_slots(call.hold.keys() - {slot for slot, _ in specs})
         for slot, spec in specs:
-            self._engine.admit(slot, spec)
-            self._begun[spec.id] = self._engine.steps.get(slot, 0)
-        if resumable is not None:
-            resumable.set_pauses(call.hold, call.trunks)
-            resumable.measure_noise(call.noise)
+            loaded.engine.admit(slot, spec)
+            self._begun[spec.id] = loaded.engine.steps.get(slot, 0)
+        if loaded.resumable is not None:
+            loaded.resumable.set_pauses(call.hold, call.trunks)
+            loaded.resumable.set_noise_measurement(call.noise)
+        return loaded
 
     def _get_device_name(self) -> str:
         """Return the name of the device that trains here, as engines record it.
@@ -199,16 +202,16 @@ class WorkerHost:
 
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
-    def _drop(self) -> None:
-        """Free the engine's memory before the next engine is built.
+    def _drop_engine(self) -> None:
+        """Drop the engine, and free its memory for the next engine or for a probe.
 
         Two calls are needed. A compiled model is in a reference cycle with its compiled wrapper, so
         264 MB of a bank of 1056 MB would wait for the garbage collector. And glibc does not reuse
         the freed memory for a bank of other sizes. With both calls, a worker that went from that
         bank to an eager one with as many weights used 2.4 GB instead of 2.8 to 3.0 GB.
         """
-        if self._engine is not None:
-            self._engine = self._resumable = None
+        if self._loaded is not None:
+            self._loaded = None
             gc.collect()
             return_free_memory()
 
@@ -243,15 +246,16 @@ class WorkerHost:
         environment = {**result.environment, **place}
         return ended._replace(result=dataclasses.replace(result, environment=environment))
 
-    def _make_engine(self, spec: RunSpec, num_microbatches: int, *, again: bool) -> Engine:
+    def _load_engine(self, spec: RunSpec, call: HostCall) -> _LoadedEngine:
         """Return the engine that trains runs like this one: a user's command, or an engine of
-        proxies. If a run is executed `again` for comparison, its state is not saved.
+        proxies. The state of a run that is executed again for comparison is not saved.
         """
-        settings = self._settings
+        settings, resumable = self._settings, None
+        engine: Engine
         if spec.command is not None:
             from forerun._proxies.external.command import CommandEngine, CommandSettings
 
-            return CommandEngine(
+            engine = CommandEngine(
                 CommandSettings(
                     runs_dir=Path(settings.study_dir) / "external",
                     code_dir=Path(settings.code_dir),
@@ -261,26 +265,25 @@ class WorkerHost:
                     redact=LineRedactor,
                 )
             )
-        if again:
-            return self._make_proxy_engine(spec, num_microbatches)
-        from forerun._launcher.study.workers.resumable import ResumableRuns
+        else:
+            engine = self._make_proxy_engine(spec, call.num_microbatches)
+            if not call.is_rerun:
+                from forerun._launcher.study.workers.resumable import ResumableRuns
 
-        self._resumable = ResumableRuns(
-            self._make_proxy_engine(spec, num_microbatches), Path(settings.study_dir)
-        )
-        return self._resumable
+                engine = resumable = ResumableRuns(engine, Path(settings.study_dir))
+        return _LoadedEngine(call.bank_key, engine, resumable)
 
     def _make_proxy_engine(
         self, spec: RunSpec, num_microbatches: int = 1
     ) -> SingleTrialEngine | Bank:
         """Return an empty engine of proxies for runs like this one."""
-        store = self._open_corpus()
+        store = self._limit_memory_and_open_corpus()
         # Only a bank records CUDA graphs, so one with a single slot is used for them.
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
             from forerun._proxies.training.single_trial import SingleTrialEngine
 
             return SingleTrialEngine(
-                store, build=self._build_user_model, num_microbatches=num_microbatches
+                store, build=self._get_model_builder(spec), num_microbatches=num_microbatches
             )
         from forerun._proxies.training.bank import Bank
 
@@ -293,54 +296,55 @@ class WorkerHost:
             num_microbatches=num_microbatches,
         )
 
-    def _open_corpus(self) -> TokenStore:
-        """Return the corpus, and limit this worker to its share of a GPU. Every engine that trains
-        in this process needs both.
+    def _limit_memory_and_open_corpus(self) -> TokenStore:
+        """Limit this process to its share of a GPU, and return the open corpus. The first call does
+        both; it must come before anything is allocated on the GPU.
         """
-        from forerun._proxies.data.tokens import TokenStore
+        if self._store is None:
+            from forerun._proxies.data.tokens import TokenStore
 
-        settings = self._settings
-        self._store = self._store or TokenStore(
-            Path(settings.corpus), trusted=True, weights=settings.weights
-        )
-        if 0 < settings.gpu_share < 1:
-            cap_memory(settings.gpu_share)
+            settings = self._settings
+            if 0 < settings.gpu_share < 1:
+                cap_memory(settings.gpu_share)
+            self._store = TokenStore(Path(settings.corpus), trusted=True, weights=settings.weights)
         return self._store
 
-    def _measure_modes(self, data: dict[str, Json]) -> object:
+    def _get_model_builder(self, spec: RunSpec) -> Callable[[RunSpec], BuiltModel] | None:
+        """Return the function that builds the user's own model; None for forerun's models."""
+        if spec.factory is None:
+            return None
+        from forerun._proxies.external.factory import build_model
+
+        code_dir = Path(self._settings.code_dir)
+        return lambda run: build_model(run, code_dir)
+
+    def _measure_modes(self, data: Json) -> object:
         """Return the answer to `forerun._proxies.training.calibration.CalibrationProbe`."""
         from forerun._proxies.training.calibration import CalibrationProbe, measure_modes
         from forerun._proxies.training.torch_device import TorchDevice
 
-        self._drop()  # the probe needs the memory
-        self._key = ""
+        self._drop_engine()
         probe = canon.decode(CalibrationProbe, data)
         return measure_modes(probe, self._make_proxy_engine, TorchDevice(probe))
 
-    def _read_coordinates(self, data: dict[str, Json]) -> object:
+    def _read_coordinates(self, data: Json) -> object:
         """Return the answer to `forerun._proxies.coordinates.coordinate_check.CoordinateProbe`."""
         from forerun._proxies.coordinates.activations import measure_run
         from forerun._proxies.coordinates.coordinate_check import CoordinateProbe
 
-        self._drop()
-        self._key = ""
-        probe, store = canon.decode(CoordinateProbe, data), self._open_corpus()
-        build = self._build_user_model if probe.spec.factory is not None else None
+        self._drop_engine()
+        probe, store = canon.decode(CoordinateProbe, data), self._limit_memory_and_open_corpus()
+        build = self._get_model_builder(probe.spec)
         return self._raise_user_errors(lambda: measure_run(probe, store, build))
 
-    def _build_user_model(self, spec: RunSpec) -> BuiltModel:
-        from forerun._proxies.external.factory import build_model
 
-        return build_model(spec, Path(self._settings.code_dir))
-
-
-_PROBES: dict[str, Callable[[WorkerHost, dict[str, Json]], object]] = {
-    "where": lambda host, data: {**get_site(), DEVICE: host._get_device_name()},
+_PROBES: dict[str, Callable[[WorkerHost, Json], object]] = {
+    "where": lambda host, _: {**get_site(), DEVICE: host._get_device_name()},
     "modes": WorkerHost._measure_modes,
-    "axis": WorkerHost._read_coordinates,
+    "coordinates": WorkerHost._read_coordinates,
 }
-"""Function that answers a probe, by a key that only this kind of probe has (`WHERE`,
-`CalibrationProbe`, `CoordinateProbe`).
+"""Function that answers each kind of probe. A probe is a dict with one entry: its kind, and the
+data for the function.
 """
 
 

@@ -157,7 +157,7 @@ class ResumableRuns:
                 del self._trunks[index]
                 self._engine.pause_at(index, self._pauses.get(index))
 
-    def measure_noise(self, on: bool) -> None:
+    def set_noise_measurement(self, on: bool) -> None:
         """Switch the measurement of the runs' gradient noise on or off."""
         self._engine.noise = self._noise if on else None
 
@@ -168,14 +168,10 @@ class ResumableRuns:
         A run may already be beyond that step.
         """
         steps = self._engine.steps
-        reached = [
-            (index, step)
-            for index, step in self._pauses.items()
-            if index in steps and steps[index] >= step
-        ]
         return [
             EndedRun(index, *self._engine.make_pruned_result(index, step, PAUSE_REASON))
-            for index, step in reached
+            for index, step in self._pauses.items()
+            if index in steps and steps[index] >= step
         ]
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[EndedRun]:

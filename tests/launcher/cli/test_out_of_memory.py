@@ -19,7 +19,7 @@ CHILD = """
     import torch
     from main_run import make_spec, write_corpus
     from forerun._launcher.study.workers.host import HostFactory
-    from forerun._launcher.study.stages.stages import build_bank_key
+    from forerun._launcher.study.plan.study import build_bank_key
     from forerun._proxies.core.spec import Numerics
     from forerun._sweeps.run.driver import drive
     from forerun._sweeps.store.ledger import Ledger

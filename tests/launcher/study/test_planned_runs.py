@@ -18,7 +18,7 @@ def study(folder):
 
 
 def test_coordinate_check_runs_have_no_clipping_and_no_schedule(study):
-    rows = study.build_check_runs(study.plan.parametrization)
+    rows = study.coordinate_checks[study.plan.proxy.parametrization]
     assert [row[0].shape.width for row in rows] == [8, 16]
     for spec in (spec for row in rows for spec in row):
         assert spec.hparams.clip_norm is None

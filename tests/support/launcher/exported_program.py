@@ -1,6 +1,4 @@
-"""Helpers that import the programs of an export where their trainers are not installed, and that
-edit the frozen numbers of an export.
-"""
+"""Helpers that import the programs of an export without the trainer, and that edit its numbers."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from typing import Any
 from forerun._proxies.core import canon
 
 TRAINERS = ("torchtitan", "olmo_core", "megatron", "accelerate", "transformers")
+"""Packages that are imported as stand-ins."""
 
 
 class _Trainer(ModuleType):

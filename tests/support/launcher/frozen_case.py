@@ -1,4 +1,4 @@
-"""Case for tests of the frozen folder: a study with a frozen launch config."""
+"""Helper for tests of frozen configs: it freezes a decision in a new study."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from forerun._sweeps.store.ledger import Ledger
 
 
 def freeze(study, decision):
-    """Freeze a decision in a study with an empty ledger; return the frozen folder."""
+    """Freeze a decision in a new study with an empty ledger; return the folder of the config."""
     with Ledger.open(study, {}, create=True):
         pass
     return write_frozen(study / "frozen", decision, {kind: {} for kind in ATTESTED}).parent

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from forerun._launcher.main_run.trainer.callbacks import Callback
-from forerun._launcher.main_run.trainer.telemetry import layer_of
+from forerun._launcher.main_run.trainer.telemetry import group_by_layer
 from forerun._launcher.main_run.trainer.training import Trainer
 
 SLOW_SECONDS = 0.08
@@ -34,10 +34,11 @@ class ReferenceTelemetry(Callback):
         self.measured = {}
 
     def _group_by_layer(self, tensors):
-        layers = {}
-        for name, tensor in tensors.items():
-            layers.setdefault(layer_of(name), []).append(tensor.flatten())
-        return {layer: torch.cat(parts) for layer, parts in layers.items()}
+        """Return one vector for each layer, from tensors by the name of their parameter."""
+        return {
+            layer: torch.cat([tensors[name].flatten() for name in names])
+            for layer, names in group_by_layer(self.run).items()
+        }
 
     def before_update(self, info):
         named = dict(self.run.model.named_parameters())

@@ -1,4 +1,7 @@
-"""Programs that the tests of the Hugging Face export run in the interpreter with transformers."""
+"""Programs that the tests of the Hugging Face export run in the interpreter with transformers.
+
+`PROBE` reports what transformers reads from an export, and `train_export` trains one.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from pathlib import Path
 
 from trainer_venv import build_torchrun_command, run_in_trainer
 
-# Asks each export's prove.py for its view, and runs its model on token ids. Then it trains the
-# model with a NaN in the last norm, which the export must refuse before the weights change.
-# Arguments: the file of the ids, and the folders of the exports. It writes found.json, and
-# found.npz in each folder.
+# This program asks each export's prove.py for its view, and runs its model on token ids. Then it
+# trains the model with a NaN in the last norm: the export must stop before the weights change.
+# Arguments are the file of the token ids, and the folders of the exports. The program writes
+# found.json to the working directory, and found.npz to each folder.
 PROBE = """
 import contextlib, io, json, os, runpy, sys
 from pathlib import Path
@@ -51,8 +54,9 @@ for folder in sys.argv[2:]:
 Path("found.json").write_text(json.dumps(results))
 """  # noqa: E501
 
-# Runs the exported script with two changes for CPUs: accelerate leaves FSDP out there, though gloo
-# supports it, and the process ends without gloo's teardown, which aborts now and then.
+# This program runs the exported script with two changes for CPUs. It turns on FSDP, which
+# accelerate ignores on CPUs although gloo supports it. It ends without the teardown of gloo, which
+# may abort.
 CPU_MAIN = """
 import os, sys
 import torch.distributed as dist
@@ -74,9 +78,9 @@ os._exit(0)
 
 
 def train_export(
-    python: Path, export_dir: Path, corpus: Path, num_ranks: int
+    python: Path, export_dir: Path, corpus: Path, *, num_ranks: int
 ) -> subprocess.CompletedProcess[str]:
-    """Run the export's own script on `num_ranks` ranks of this machine."""
+    """Run the export's own script, by `CPU_MAIN`, on several ranks of this machine."""
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
     start = build_torchrun_command(python, num_ranks) if num_ranks > 1 else [python]
     return run_in_trainer([*start, "cpu_main.py"], export_dir, FORERUN_DATA=corpus)

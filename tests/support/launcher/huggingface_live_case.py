@@ -7,7 +7,7 @@ import numpy as np
 
 
 def read_history(export_dir: Path) -> np.ndarray:
-    """Return step, loss and gradient norm of every step from the Trainer's newest checkpoint."""
+    """Return the step, loss, and gradient norm of each step, as in the newest checkpoint."""
     newest = list_checkpoints(export_dir)[-1]
     rows = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     return np.array([[row["step"], row["loss"], row["grad_norm"]] for row in rows if "loss" in row])

@@ -1,5 +1,5 @@
-"""Helpers that compare another trainer with forerun's embedded trainer: first weights and logits,
-losses, and gradient norms.
+"""Cases and helpers for tests that compare another trainer with forerun's embedded trainer: first
+weights and logits, losses, and gradient norms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from export_case import SHAPE, make_wide_decision
 from trainer_venv import build_torchrun_command
 
 from forerun._launcher.main_run import metrics_file
-from forerun._launcher.main_run.frozen.frozen import Decision, assign_groups
+from forerun._launcher.main_run.frozen.frozen import Decision, Parallelism, assign_groups
 from forerun._launcher.main_run.frozen.launch_file import write_launch
 from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.data.tokens import Manifest
@@ -41,9 +41,29 @@ GROWING_BATCH = Schedule(
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunCase:
+    """A run of twelve steps that another trainer must train like the embedded trainer."""
+
+    parallelism: Parallelism
+    schedule: Schedule = GROWING_BATCH
+    is_tied: bool = False
+    """Whether embedding and readout share one matrix."""
+    is_resumed: bool = False
+    """Whether the run loses its last checkpoint, and is then resumed from the one before."""
+
+    def make_decision(self, manifest: Manifest) -> Decision:
+        """Return the decision of the run."""
+        changes = make_tied_changes(manifest) if self.is_tied else {}
+        return make_varied_decision(
+            manifest, schedule=self.schedule, parallelism=self.parallelism, **changes
+        )
+
+
 def make_varied_decision(manifest: Manifest, **changes: Any) -> Decision:
-    """Return a decision in which no forward multiplier is one and attention's is not
-    1 / sqrt(head dim).
+    """Return a decision in which no forward multiplier has its usual value.
+
+    The usual value of the attention multiplier is 1 / sqrt(head dim). The others are usually 1.
     """
     decision = make_wide_decision(manifest, **changes)
     return dataclasses.replace(
@@ -52,7 +72,7 @@ def make_varied_decision(manifest: Manifest, **changes: Any) -> Decision:
 
 
 def make_tied_changes(manifest: Manifest) -> dict[str, Any]:
-    """Return the changes that give a decision one matrix for embedding and readout."""
+    """Return changes for `make_varied_decision` that tie the readout to the embedding."""
     groups = [g for g in make_wide_decision(manifest).groups if g.kind != "readout"]
     return {"shape": dataclasses.replace(SHAPE, tied=True), "groups": tuple(groups)}
 
@@ -60,7 +80,7 @@ def make_tied_changes(manifest: Manifest) -> dict[str, Any]:
 def run_first_pass(
     decision: Decision, ids_BT: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the embedded trainer's first weights by name, and the logits they give."""
+    """Return the embedded trainer's initial weights by name, and the logits of token ids."""
     model = Decoder(decision.shape)
     named = dict(model.named_parameters())
     with torch.no_grad():
@@ -82,7 +102,7 @@ def measure_logit_difference(logits: np.ndarray, reference_logits: np.ndarray) -
 
 
 def train_natively(decision: Decision, folder: Path, corpus: Path) -> np.ndarray:
-    """Train one rank with the embedded trainer; return steps, losses, gradient norms, tokens."""
+    """Train a decision on one rank of the embedded trainer; return the curve of `build_curve`."""
     config = write_launch(folder / "frozen", decision)
     process = subprocess.run(
         [
@@ -110,22 +130,23 @@ def train_natively(decision: Decision, folder: Path, corpus: Path) -> np.ndarray
 
 
 def build_curve(rows: list[dict[str, Any]]) -> np.ndarray:
-    """Return step, loss, gradient norm and tokens of every logged row."""
+    """Return the step, loss, gradient norm, and tokens of each logged row, [steps, 4]."""
     return np.array(
         [[row["step"], row["train_loss_nats"], row["grad_norm"], row["tokens"]] for row in rows]
     )
 
 
-def assert_same_run(curve: np.ndarray, expected: np.ndarray, name: str) -> None:
-    """Assert that two curves of `build_curve` have the same twelve steps and tokens.
+def assert_same_run(curve: np.ndarray, expected: np.ndarray) -> None:
+    """Assert that two curves describe the same run of twelve steps.
 
-    Losses and gradient norms must agree within the tolerances.
+    Steps and tokens must be equal. Losses and gradient norms must agree within the tolerances. The
+    curves are those of `build_curve`, with or without the column of tokens.
     """
     assert curve.shape == expected.shape
     assert len(curve) == 12
     differences = np.abs(curve - expected).max(axis=0)
     step_difference, loss_difference_nats, norm_difference, *token_difference = differences
-    assert step_difference == 0, name
-    assert not any(token_difference), name
-    assert loss_difference_nats < LOSS_TOLERANCE_NATS, name
-    assert norm_difference < NORM_TOLERANCE, name
+    assert step_difference == 0
+    assert not any(token_difference)
+    assert loss_difference_nats < LOSS_TOLERANCE_NATS
+    assert norm_difference < NORM_TOLERANCE

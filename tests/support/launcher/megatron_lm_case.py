@@ -38,7 +38,7 @@ def make_megatron_decision(
 
 
 def scale_hidden_eps(decision: Decision, divisor: float) -> Decision:
-    """Return the decision with a smaller eps for the hidden matrices, as `--use-mup` sets it."""
+    """Return the decision with the eps of the hidden matrices divided, as by `--use-mup`."""
     groups = tuple(
         dataclasses.replace(g, settings={**g.settings, "eps": g.settings["eps"] / divisor})
         if g.kind == "hidden"

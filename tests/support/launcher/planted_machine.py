@@ -6,9 +6,18 @@ from forerun._proxies.training.calibration import CalibrationResult, ModeRate
 
 
 class PlantedMachine:
-    """A function in place of a calibration's measurement, with planted speeds.
+    """A machine with planted trial-steps per second, by mode.
 
-    It returns two results for a list of modes, and records each list in `asked`.
+    Args:
+        speed: Function that returns the steps per second of all trials together in a mode; 0 if the
+            machine cannot train in it.
+        noise: Standard deviation of the logarithm of a measured rate.
+        seed: Seed of the noise.
+        first: Seconds to build a compiled engine.
+        again: Seconds to start another run in a compiled engine.
+        free: Free memory in bytes; 0 if unknown.
+        held: Function that returns the memory in bytes that a mode takes.
+        kind: Kind of the device, `cpu` or `cuda`.
     """
 
     def __init__(
@@ -23,29 +32,15 @@ class PlantedMachine:
         held=lambda mode: 0,
         kind="cpu",
     ):
-        """Store the planted numbers.
-
-        Args:
-            speed: Function of a mode that returns trial-steps per second; 0 if the machine refuses
-                the mode.
-            noise: Standard deviation of the logarithm of each measured speed.
-            seed: Seed of the noise.
-            first: Seconds that a compiled mode takes to begin its first run.
-            again: Seconds that a compiled mode takes to begin another run in the same engine.
-            free: Free bytes of the device.
-            held: Function of a mode that returns its peak memory in bytes.
-            kind: Kind of the device.
-        """
         self.speed, self.noise, self.random, self.kind = speed, noise, random.Random(seed), kind
         self.first, self.again, self.free, self.held = first, again, free, held
-        self.asked = []
 
     def __call__(self, modes):
-        self.asked.append(modes)
-        return [self.measure(modes) for _ in range(2)]
+        """Return the answers of two workers that measure these modes at the same time."""
+        return [self.answer(modes) for _ in range(2)]
 
-    def measure(self, modes):
-        """Return one result, with eight rounds of measurements of every mode."""
+    def answer(self, modes):
+        """Return the answer of one worker, which measures each mode in eight rounds."""
         rates = {mode: [] for mode in modes}
         loads = [self.random.uniform(0.3, 1.0) for _ in range(8)]
         # Other programs on the machine slow all modes of a round by the same factor.

@@ -39,11 +39,9 @@ def _compute_window_mean(share, num_steps):
     return compute_expected_losses(steps, num_steps)[is_near].mean()
 
 
-def make_forecast(
-    num_steps=NUM_STEPS, memory_octaves=2.0, end_share=END_SHARE, curve_share=CURVE_SHARE
-):
+def make_forecast(num_steps=NUM_STEPS):
     """Return the forecast of the planted losses."""
-    half_width = np.hypot(end_share, curve_share)
+    half_width = np.hypot(END_SHARE, CURVE_SHARE)
     points = []
     for share in SHARES:
         middle = _compute_window_mean(share, num_steps)
@@ -56,12 +54,12 @@ def make_forecast(
         points.append(point)
     return PredictedLoss(
         loss_nats=END_NATS,
-        low_nats=END_NATS * np.exp(-end_share),
-        high_nats=END_NATS * np.exp(end_share),
+        low_nats=END_NATS * np.exp(-END_SHARE),
+        high_nats=END_NATS * np.exp(END_SHARE),
         level=LEVEL,
         extrapolation=10.0,
         curve=tuple(points),
-        memory_octaves=memory_octaves,
+        memory_octaves=2.0,
     )
 
 

@@ -5,6 +5,7 @@ machine is only a name, and some machines corrupt gradients.
 """
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import torch
@@ -30,18 +31,21 @@ replay_winner = true
 class Machines:
     """A pool with one worker on each of `hosts`; a restarted worker gets another process id."""
 
+    calls_ahead = 0
+
     def __init__(self, study, hosts):
         make = HostFactory(study_dir=str(study.study_dir.resolve()), corpus=str(study.corpus))
-        self.num_workers, self.calls_ahead, self.hosts = len(hosts), 0, hosts
+        self.num_workers, self.hosts = len(hosts), hosts
         self.pools = [InlinePool(make) for _ in hosts]
         self.pids = list(range(100, 100 + len(hosts)))
-        self.busy, self.current, self.turn = [], 0, 0
-        """Workers with a call, the worker at work, and the number of finished calls."""
+        self.busy = []  # workers with a call
+        self.current = 0  # worker that trains or trained last
+        self.num_finished_calls = 0
+        # (host, seed, whether the run already has its outcome) of every run that was begun
         self.admitted = []
-        """(host, seed, whether it already has its outcome) of every run that was begun."""
 
     def site(self):
-        """Return the site of the worker that is at work."""
+        """Return the site of the current worker."""
         return {
             "host": self.hosts[self.current],
             "process": str(self.pids[self.current]),
@@ -58,10 +62,10 @@ class Machines:
     def wait(self, timeout_seconds):
         if not self.busy:
             return []
-        self.turn += 1
-        self.current = self.busy.pop(self.turn % len(self.busy))
+        self.num_finished_calls += 1
+        self.current = self.busy.pop(self.num_finished_calls % len(self.busy))
         (report,) = self.pools[self.current].wait(timeout_seconds)
-        return [set_worker(report, self.current)]
+        return [dataclasses.replace(report, worker=self.current)]
 
     def restart(self, worker):
         self.pools[worker].restart(0)
@@ -72,14 +76,8 @@ class Machines:
         pass
 
 
-def set_worker(report, worker):
-    """Set the worker of a frozen report, and return it."""
-    object.__setattr__(report, "worker", worker)
-    return report
-
-
 def flip_bit(tensor):
-    """Flip one bit of the largest value; in a zero it would change almost nothing."""
+    """Flip one bit of the largest value. A flipped bit of a zero would change almost nothing."""
     with torch.no_grad():
         tensor.view(torch.int32).view(-1)[tensor.abs().argmax()] ^= 1 << 20
 
@@ -87,26 +85,29 @@ def flip_bit(tensor):
 class Corruption:
     """A bit flip in the gradients of every `every`-th step on the named hosts."""
 
-    def __init__(self, hosts, every=3):
+    def __init__(self, hosts, every):
         self.hosts, self.every = hosts, every
-        self.machines, self.num_steps, self.num_flips = None, 0, 0
+        self.machines = None  # the pool in use
+        self.num_steps = self.num_flips = 0
 
-    def should_strike(self):
+    def take_step(self):
+        """Count a step of the current worker. Return whether its gradients are corrupted."""
         if self.machines is None or self.machines.hosts[self.machines.current] not in self.hosts:
             return False
         self.num_steps += 1
-        self.num_flips += self.num_steps % self.every == 0
-        return self.num_steps % self.every == 0
+        is_corrupted = self.num_steps % self.every == 0
+        self.num_flips += is_corrupted
+        return is_corrupted
 
 
 @contextlib.contextmanager
-def fake_machines(hosts, corrupt=(), **options):
+def fake_machines(hosts, corrupt=(), every=3):
     """Replace the pool of workers in this process by one on these machines.
 
-    Yield the list of pools that forerun starts, and the corruption of gradients on the hosts
-    `corrupt`.
+    Every `every`-th step on the hosts `corrupt` has a flipped bit in its gradients. Yield the list
+    of pools that forerun starts, and the corruption.
     """
-    corruption, pools = Corruption(corrupt, **options), []
+    corruption, pools = Corruption(corrupt, every), []
     gather = BankAdamW.gather_gradients
 
     def start_pool(study, check_stop):
@@ -119,7 +120,7 @@ def fake_machines(hosts, corrupt=(), **options):
 
     def gather_and_corrupt(self):
         norms_K = gather(self)
-        if corruption.should_strike():
+        if corruption.take_step():
             for row_P in self.gradients_KP:
                 flip_bit(row_P)
         return norms_K

@@ -1,5 +1,5 @@
-"""Helpers for tests that run a Python script in place of a job: the head of such a script, and a
-signal that is sent once a file exists.
+"""Helpers for tests that run a Python script in place of a trainer: the head of such a script, a
+signal that is sent once a file exists, and a search for processes that were left behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-# The functions log a step, save an empty checkpoint, write the run's ending, and wait for a file.
+# `step` logs a step, `save` saves an empty checkpoint, and `end` writes the run's ending and exits.
 # `count` is the number of earlier attempts.
 SCRIPT_HEAD = """
 import json, os, signal, sys, time

@@ -36,9 +36,11 @@ def draw_noise(spec):
     return 0.01 * uniform_draws[0] + 0.01 * uniform_draws[1]
 
 
-def make_outcome(spec, optimum=OPTIMUM):
-    """Return a run's outcome in the planted basin; it diverges above the optimum by 1.2 octaves."""
-    octaves = math.log2(spec.hparams.learning_rate) - optimum
+def make_outcome(spec):
+    """Return a run's outcome in the planted basin. It diverges more than 1.2 octaves above the
+    optimum.
+    """
+    octaves = math.log2(spec.hparams.learning_rate) - OPTIMUM
     clip = spec.hparams.clip_norm
     loss = (
         2.0

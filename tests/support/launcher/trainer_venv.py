@@ -12,8 +12,9 @@ from forerun._launcher.main_run.exporters import proof
 
 
 def require_interpreter(name: str) -> Path:
-    """Return the Python of `FORERUN_<NAME>_PYTHON` or of `.venv-trainers/<name>`; skip the test if
-    there is neither.
+    """Return the interpreter that has a trainer; skip the test if there is none.
+
+    See `proof.find_interpreter` for the places that are searched.
     """
     python = proof.find_interpreter(name)
     if python is None:
@@ -24,8 +25,9 @@ def require_interpreter(name: str) -> Path:
 def run_in_trainer(
     command: list[str | Path], export_dir: Path, **env: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in an export's folder on one thread, with an environment of PATH and HOME
-    only.
+    """Run a command in an export's folder, on one thread.
+
+    From the environment, the command gets only PATH and HOME.
     """
     bare = {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     return subprocess.run(

@@ -1,9 +1,10 @@
 """Convert the corpus of a frozen launch config of forerun to indexed files of Megatron-LM.
 
-Run `python convert_data.py CORPUS FOLDER`; it needs no GPU. Every source becomes NAME.bin and
-NAME.idx in FOLDER. `data_args.txt`, which is written last, names them with their shares. A shard
-becomes one document, so that Megatron cuts its windows where forerun does. The program reads with
-forerun's own reader, which the export has, and writes with Megatron's own builder.
+Run `python convert_data.py CORPUS FOLDER`; it needs no GPU. Every source of the corpus becomes
+NAME.bin and NAME.idx in FOLDER. `data_args.txt`, which is written last, lists these files with
+their weights. A shard of the corpus becomes one document, so that Megatron cuts windows where
+forerun does. The program reads the corpus with forerun's reader, which is part of the export, and
+writes with Megatron's builder.
 """
 
 import sys
@@ -17,7 +18,7 @@ FROZEN = read_numbers()
 
 
 def main(corpus: Path, folder: Path) -> None:
-    """Convert the corpus."""
+    """Write each source with a weight above 0 to `folder`, and then `data_args.txt`."""
     if len(str(folder).split()) != 1:
         refuse(f"{folder}: Megatron accepts no path with a space in it")
     manifest = open_corpus(FROZEN, str(corpus)).manifest

@@ -70,8 +70,9 @@ def build_model() -> Any:
 
 
 def allocate_parameters(model: Any) -> Any:
-    """Give a model parameters in uninitialized memory, which takes no pages of the machine until
-    it is written.
+    """Replace the parameters of a model by uninitialized ones on the CPU, and return the model.
+
+    Memory that is never written takes no pages of the machine.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -24,8 +24,10 @@ Branch = tuple[torch.Tensor, torch.Tensor | None]
 def get_scaled_add(
     training: bool, fused: bool
 ) -> Callable[[Branch, torch.Tensor, float], torch.Tensor]:
-    """Return Megatron's function that adds a branch to the residual stream, but multiply the branch
-    first. The branches of this run have no bias, so only the output is multiplied.
+    """Return a function that multiplies a branch and adds it to the residual stream.
+
+    The addition is Megatron's own. The branches of this run have no bias, so only their output is
+    multiplied.
     """
     add = get_bias_dropout_add(training, fused)
 

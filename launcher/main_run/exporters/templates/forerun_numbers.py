@@ -1,6 +1,9 @@
-"""Read `forerun.json`, the numbers of a frozen launch config, for the programs in this folder.
+"""Checks and inputs that the programs in this folder share: the numbers of a frozen launch config,
+the corpus, and the installed versions.
 
-`forerun export` wrote the file. An edit would make it another run, so an edited file is refused.
+`forerun export` wrote the numbers to `forerun.json`. An edit would make it another run, so the
+programs refuse an edited file. They also refuse a corpus other than the frozen one. A refusal ends
+the program with exit code 2.
 """
 
 import importlib.metadata
@@ -19,13 +22,16 @@ RECORDS = {"shape", "forward", "schedule", "parallelism", "checkpointing"}
 
 
 def refuse(*problems: str) -> NoReturn:
-    """Print the problems and exit with code 2."""
+    """Print the problems and end the program with exit code 2."""
     print(f"{Path(sys.argv[0]).name}: {'; '.join(problems)}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 
 
 def read_numbers() -> SimpleNamespace:
-    """Return digest, trainer, and versions of the export, and each of its numbers by name."""
+    """Return the digest, the trainer, and the version of the export, and each number by name.
+
+    A file that is missing, damaged, or edited is refused.
+    """
     advice = "copy the export's whole folder again, or run `forerun export` again"
     try:
         body = canon.parse(NUMBERS_FILE.read_bytes())
@@ -43,7 +49,12 @@ def read_numbers() -> SimpleNamespace:
 
 
 def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
-    """Open the frozen corpus in the folder that FORERUN_DATA names, and check its hashes."""
+    """Open the corpus in a folder, and check its hashes; another corpus is refused.
+
+    Args:
+        frozen: The numbers that `read_numbers` returned.
+        folder: Value of the environment variable FORERUN_DATA; None or empty is refused.
+    """
     if not folder:
         refuse("FORERUN_DATA is not set: it must name the corpus folder")
     try:
@@ -56,14 +67,14 @@ def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
 
 
 def other_versions(wanted: dict[str, str]) -> list[str]:
-    """Return a problem for each distribution that is missing or has another version."""
+    """Return a problem for each package that is not installed in the given version."""
     problems = []
     for name, version in wanted.items():
         try:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             installed = "is not installed"
-        # A local version, such as 0.3.0+cpu, is the release.
+        # Ignore the local part of a version: 0.3.0+cpu is a build of the release 0.3.0.
         if installed.partition("+")[0] != version:
             problems.append(f"{name} {installed}: must be {version}")
     return problems

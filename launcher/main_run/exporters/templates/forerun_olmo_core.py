@@ -81,7 +81,10 @@ class MuonConfig(OptimConfig):
 
 
 class CorpusLoader(DataLoaderBase):
-    """A loader of the frozen data order, divided among ranks; it resumes on any number of ranks."""
+    """A loader that divides each batch of the frozen data order among the ranks.
+
+    A run can resume on another number of ranks.
+    """
 
     def __init__(self, dp_process_group: dist.ProcessGroup | None, work_dir: str) -> None:
         super().__init__(
@@ -110,7 +113,7 @@ class CorpusLoader(DataLoaderBase):
         return {"input_ids": ids, "labels": ids.clone()}
 
     def global_num_tokens_in_batch(self, batch: dict[str, Any]) -> int:
-        """Return the number of tokens of all ranks."""
+        """Return the number of tokens that all ranks together read in the batch."""
         return int(batch["input_ids"].numel() * self.dp_world_size)
 
     def reshuffle(self, epoch: int | None = None, **unused: Any) -> None:
@@ -188,8 +191,9 @@ def frozen_name(name: str) -> str:
 
 
 def find_misassigned(model: torch.nn.Module, config: RunConfig) -> list[str]:
-    """Return a problem for each parameter that does not belong to exactly one optimizer group:
-    OLMo-core would train it with default numbers.
+    """Return a problem for each parameter that does not belong to exactly one optimizer group.
+
+    OLMo-core would train a parameter without a group with default numbers.
     """
     groups = config.train_module.optim.group_overrides or []
     claims = {

@@ -1,5 +1,5 @@
-"""Functions that the exported programs share: initial values, optimizer groups, and the answer of
-`prove.py`.
+"""Functions that the exported programs share: initial values, data, optimizer groups, the abort
+policy, and the answer of `prove.py`.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from forerun._proxies.data.tokens import TokenStore
 
 
 def initial_value(name: str, size: Sequence[int], init_std: float, seed: int) -> torch.Tensor:
-    """Draw the initial value of a parameter on the CPU: normal(0, init_std), or ones if the
-    deviation is 0, as for norm gains.
+    """Draw the initial value of a parameter on the CPU.
 
-    The seed follows from `seed` and the frozen config's name of the parameter, so that a value
-    depends neither on the trainer nor on the number of ranks.
+    The values are normal with standard deviation `init_std`. If that is 0, as for the gains of
+    norms, they are ones. The seed of the draw is a hash of `seed` and the frozen config's name of
+    the parameter. So a value depends neither on the trainer nor on the number of ranks.
     """
     if init_std == 0:
         return torch.ones(*size)
@@ -33,7 +33,7 @@ def initial_value(name: str, size: Sequence[int], init_std: float, seed: int) ->
 
 @torch.no_grad()
 def set_value(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a whole value into a parameter; of a sharded parameter, each rank copies its shard."""
+    """Copy a whole value into a parameter; if it is sharded, each rank copies its own shard."""
     value = value.to(parameter.device)
     if isinstance(parameter, DTensor):
         value = distribute_tensor(
@@ -45,7 +45,12 @@ def set_value(parameter: torch.Tensor, value: torch.Tensor) -> None:
 def assign_groups(
     model: torch.nn.Module, groups: list[dict[str, Any]], frozen_name: Callable[[str], str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the frozen group of each parameter.
+    """Return the frozen group of each parameter by the trainer's name of the parameter.
+
+    Args:
+        model: The model that the trainer built.
+        groups: Frozen groups.
+        frozen_name: Function that translates a trainer's name to that of the frozen config.
 
     Raises:
         ValueError: A parameter has no group or several, or a group has no parameter.
@@ -115,9 +120,9 @@ def uses_muon(groups: list[dict[str, Any]]) -> bool:
 
 
 def import_muon() -> Any:
-    """Return the Muon of the embedded trainer, which steps all other groups by AdamW.
+    """Return the Muon optimizer of forerun's embedded trainer, which steps other groups by AdamW.
 
-    Exports carry it if it steps a group.
+    An export contains this optimizer only if it steps a frozen group.
     """
     from forerun._proxies.model.muon import Muon
 
@@ -143,7 +148,7 @@ def build_optimizer(
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
-    """Return the norm of the whole gradient, over the shards of all ranks."""
+    """Return the norm of the whole gradient, which the ranks compute together if it is sharded."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
@@ -151,15 +156,17 @@ def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
 def stop_before_update(
     loss_nats: float, norm: float, step: int, warmup_steps: int, max_nats: float
 ) -> None:
-    """Stop at a loss or gradient norm that is not finite, and at a loss above the limit after the
-    warmup.
+    """Stop the run before an update, by the frozen abort policy.
 
     Args:
-        loss_nats: Training loss.
-        norm: Gradient norm.
+        loss_nats: Training loss of the step.
+        norm: Gradient norm of the step.
         step: Number of the next update, counted from 1.
         warmup_steps: Steps of the warmup.
-        max_nats: Limit of the loss.
+        max_nats: Limit of the loss after the warmup.
+
+    Raises:
+        RuntimeError: Loss or gradient norm is not finite, or the loss is above its limit.
     """
     where = f"at step {step}, before its update"
     if not (math.isfinite(loss_nats) and math.isfinite(norm)):
@@ -180,12 +187,13 @@ def read_rates(
         optimizer: The optimizer, whose groups the scheduler changes.
         steps: Updates, counted from 0.
         num_steps: Number of updates of the run.
-        advance: Function that moves the trainer's scheduler by one update.
+        advance: Function that moves the trainer's scheduler forward by one update.
     """
     wanted = set(steps)
     rates: list[list[float]] = [[] for _ in optimizer.param_groups]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Only the scheduler steps, not the optimizer.
+        # torch warns because the scheduler steps without the optimizer.
+        warnings.simplefilter("ignore")
         for step in range(num_steps):
             if step in wanted:
                 for row, group in zip(rates, optimizer.param_groups, strict=True):
@@ -197,7 +205,9 @@ def read_rates(
 def read_settings(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], peak: str
 ) -> dict[str, Any]:
-    """Return optimizer and settings of a group, in the form of frozen groups.
+    """Return a group's optimizer and settings in the form of a frozen group.
+
+    Another optimizer, or a variant of one, ends the program.
 
     Args:
         optimizer: The optimizer that the trainer built.

@@ -1,10 +1,10 @@
-"""A frozen launch config of forerun for torchtitan: `--module forerun_torchtitan --config
-main_run`.
+"""A frozen launch config of forerun as a module of torchtitan.
 
-The numbers come from `forerun.json`. Blocks, AdamW groups, scheduler, clipping, checkpoints, and
-parallelism are torchtitan's own. Small subclasses add what torchtitan lacks: forward multipliers,
-initial values by (seed, name), the frozen data order, and the abort policy. The code uses the
-public classes of torchtitan and copies nothing from it.
+torchtitan reads it by `--module forerun_torchtitan --config main_run`. The numbers come from
+`forerun.json`. Blocks, AdamW groups, scheduler, clipping, checkpoints, and parallelism are
+torchtitan's own. Small subclasses add what torchtitan lacks: forward multipliers, initial values by
+(seed, name), the frozen data order, and the abort policy. The code uses the public classes of
+torchtitan and copies nothing from it.
 """
 
 import math
@@ -216,7 +216,10 @@ def model() -> FrozenModel.Config:
 
 
 class CorpusLoader(BaseDataLoader):
-    """A loader of the frozen data order, divided among ranks; it resumes on any number of ranks."""
+    """A loader that divides each batch of the frozen data order among the ranks.
+
+    A run can resume on another number of ranks.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -252,7 +255,11 @@ class CorpusLoader(BaseDataLoader):
         return {"num_sequences_read": self.num_batches * self.num_ranks * self.num_sequences}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continue from a position in the data."""
+        """Continue from a position in the data.
+
+        Raises:
+            ValueError: The sequences that the ranks now read per step do not divide the position.
+        """
         num_read, per_batch = state_dict["num_sequences_read"], self.num_ranks * self.num_sequences
         if num_read % per_batch:
             raise ValueError(
@@ -263,7 +270,10 @@ class CorpusLoader(BaseDataLoader):
 
 
 class ValidationLoader(BaseDataLoader):
-    """A loader of the same validation windows for every validation, divided among ranks."""
+    """A loader that divides the validation windows among the ranks.
+
+    Every validation begins with the first window.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):

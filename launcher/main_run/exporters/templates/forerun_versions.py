@@ -1,7 +1,8 @@
-"""Refuse a trainer of another version than the one that the export was written for.
+"""A check of the trainer's version, which runs when this module is imported.
 
-Importing this module ends the program before the trainer is imported. Another version has other
-names or, worse, uses the same names for something else.
+If the installed version is not the one that the export was written for, the import ends the program
+with exit code 2. Import this module before the trainer: another version has other names or, worse,
+uses the same names for something else.
 """
 
 import importlib.util
@@ -26,7 +27,7 @@ if problems := other_versions(FROZEN.needs):
         f"install it (pip install {wanted}), or export with a version of forerun that knows yours",
     )
 if missing := [name for name in FROZEN.needs_modules if not has_module(name)]:
-    # A checkout has the version number of its last release
+    # A checkout of the main branch has the version number of the last release.
     refuse(
         f"{', '.join(missing)}: missing, so this is a checkout of another version; install the "
         f"release {FROZEN.needs}"

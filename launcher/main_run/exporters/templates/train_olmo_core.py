@@ -1,6 +1,6 @@
 """Train the `run.json` in this folder, and resume where it stopped.
 
-`run.sh` starts one process per rank. Arguments are overrides as OLMo-core takes them, such as
+`run.sh` starts one process per rank. The arguments are overrides in OLMo-core's form, such as
 train_module.rank_microbatch_size=4096. An override of a frozen number makes it another run.
 """
 

@@ -20,6 +20,7 @@ from forerun._launcher.main_run.exporters.comparison import RunNumbers, choose_p
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_SETTINGS,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
@@ -48,7 +49,6 @@ from forerun._launcher.main_run.exporters.trainers.megatron_lm_numbers import (
 from forerun._launcher.main_run.frozen.frozen import Decision, assign_groups
 from forerun._launcher.main_run.frozen.launch_file import RUN_FILE
 from forerun._proxies.core.canon import Json
-from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.numbers import GroupSettings
 from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.model.layers import NORM_EPS
@@ -145,7 +145,7 @@ def predict_run(decision: Decision) -> RunNumbers:
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what Megatron cannot do."""
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
-    share, microbatch = count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=False)
     if schedule.warmup_steps >= schedule.num_steps:
         yield (
             f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before "
@@ -169,16 +169,6 @@ def _find_problems(decision: Decision) -> Iterator[str]:
         yield (
             f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
             f"{2 * mesh.context} in Megatron"
-        )
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
-            f"{format_counted(share, 'sequence')}"
-        )
-    if schedule.batch_warmup_stages != 1:
-        yield (
-            f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
-            "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed"
         )
 
 
@@ -257,30 +247,31 @@ def _build_model_arguments(decision: Decision, flags: Flags) -> Arguments:
 
 
 def _build_optimizer_arguments(decision: Decision, flags: Flags, scheduler: Scheduler) -> Arguments:
-    final, wsd = scheduler.final_fraction, scheduler.kind == "wsd"
+    schedule, is_wsd = scheduler.frozen, scheduler.frozen.kind == "wsd"
     return {
         "optimizer": "adam",
         "lr": flags.learning_rate,
-        "min-lr": flags.learning_rate * final,
+        "min-lr": flags.learning_rate * schedule.final_fraction,
         "lr-warmup-init": flags.learning_rate * scheduler.init_share,
-        "lr-decay-style": "WSD" if wsd else scheduler.kind,
+        "lr-decay-style": "WSD" if is_wsd else schedule.kind,
         "weight-decay": flags.weight_decay,
         "adam-beta1": flags.beta1,
         "adam-beta2": flags.beta2,
         "adam-eps": flags.eps,
         "clip-grad": decision.clip_norm or 0.0,
-        "lr-wsd-decay-style": WSD_STYLES[scheduler.decay_shape] if wsd else None,
+        "lr-wsd-decay-style": WSD_STYLES[schedule.decay_shape] if is_wsd else None,
     }
 
 
 def _build_batch_arguments(decision: Decision, scheduler: Scheduler) -> Arguments:
+    schedule = scheduler.frozen
     return {
         "micro-batch-size": count_rank_sequences(decision)[1],
         "global-batch-size": decision.batch_tokens // decision.shape.seq_len,
-        "train-iters": scheduler.total,
-        "lr-decay-iters": scheduler.total,
+        "train-iters": schedule.num_steps,
+        "lr-decay-iters": schedule.num_steps,
         "lr-warmup-iters": scheduler.warmup,
-        "lr-wsd-decay-iters": scheduler.decay if scheduler.kind == "wsd" else None,
+        "lr-wsd-decay-iters": schedule.decay_steps if schedule.kind == "wsd" else None,
     }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup, assign_groups
-from forerun._proxies.core.schedule import DecayShape, compute_lr_table
+from forerun._proxies.core.schedule import DecayShape, Schedule, compute_lr_table
 from forerun._proxies.core.shape import list_parameter_shapes
 
 Sort = Literal["embedding", "output", "matrix", "vector"]
@@ -49,32 +49,30 @@ WSD_STYLES: dict[DecayShape, str] = {"linear": "linear", "sqrt": "minus_sqrt"}
 class Scheduler:
     """Megatron's lr(t), with t counted from 0."""
 
-    kind: str
+    frozen: Schedule
+    """The frozen schedule, with which Megatron's agrees after the warmup."""
     warmup: int
+    """Steps of Megatron's warmup."""
     init_share: float
     """`--lr-warmup-init` divided by the peak. The flag is one rate for all groups, so the share is
     nonzero only if all groups have the same peak."""
-    total: int
-    decay: int
-    """Steps of the final decay of a warmup-stable-decay (WSD) schedule."""
-    final_fraction: float
-    decay_shape: DecayShape = "linear"
 
     def compute_share(self, step: int) -> float:
         """Return the learning rate divided by its peak (`OptimizerParamScheduler.get_lr`)."""
+        frozen, num_steps = self.frozen, self.frozen.num_steps
         if 0 < self.warmup >= step:
             return self.init_share + (1 - self.init_share) * step / self.warmup
-        if self.kind == "constant":
+        if frozen.kind == "constant":
             return 1.0
-        if self.kind == "wsd":
-            progress = max(0, step - (self.total - self.decay)) / self.decay
+        if frozen.kind == "wsd":
+            progress = max(0, step - (num_steps - frozen.decay_steps)) / frozen.decay_steps
         else:
-            progress = (step - self.warmup) / (self.total - self.warmup)
-        if self.kind == "cosine":
+            progress = (step - self.warmup) / (num_steps - self.warmup)
+        if frozen.kind == "cosine":
             share = 0.5 * (math.cos(math.pi * progress) + 1)
         else:
-            share = 1 - (math.sqrt(progress) if self.decay_shape == "sqrt" else progress)
-        return self.final_fraction + share * (1 - self.final_fraction)
+            share = 1 - (math.sqrt(progress) if frozen.decay_shape == "sqrt" else progress)
+        return frozen.final_fraction + share * (1 - frozen.final_fraction)
 
 
 def sort_parameters(decision: Decision) -> dict[Sort, list[tuple[str, ParameterGroup]]]:
@@ -100,8 +98,8 @@ def choose_flags(decision: Decision) -> Flags:
 
     The matrices, which have most of the weights, always get theirs.
     """
-    (_, matrix), (_, vector) = (sort_parameters(decision)[sort][0] for sort in ("matrix", "vector"))
-    forward, shape = decision.forward, decision.shape
+    parameters, forward, shape = sort_parameters(decision), decision.forward, decision.shape
+    (_, matrix), (_, vector) = parameters["matrix"][0], parameters["vector"][0]
     multiplier = vector.learning_rate / matrix.learning_rate if matrix.learning_rate > 0 else 1.0
     needs_no_mup = (
         math.isclose(multiplier, 1, rel_tol=SAME_TOLERANCE)
@@ -156,24 +154,12 @@ def choose_scheduler(decision: Decision, flags: Flags) -> tuple[Scheduler, float
     """
     schedule = decision.learning_rate.schedule
     warmup = schedule.warmup_steps
-    peaks = {
-        derive_settings(flags, decision.shape.width, sort)["learning_rate"]
-        for sort in ("matrix", "vector")
-    }
     starts = [(warmup, 0.0)]
-    if len(peaks) == 1 and warmup:
+    if warmup and flags.base_width in (None, decision.shape.width):
         starts.append((max(1, warmup - 1), 1 / warmup))
     table, candidates = compute_lr_table(schedule), []
     for num_steps, init_share in starts:
-        scheduler = Scheduler(
-            kind=schedule.kind,
-            decay_shape=schedule.decay_shape,
-            warmup=num_steps,
-            init_share=init_share,
-            total=schedule.num_steps,
-            decay=schedule.decay_steps,
-            final_fraction=schedule.final_fraction,
-        )
+        scheduler = Scheduler(frozen=schedule, warmup=num_steps, init_share=init_share)
         error = max(abs(scheduler.compute_share(step) - share) for step, share in enumerate(table))
         candidates.append((scheduler, error))
     return min(candidates, key=lambda candidate: candidate[1])

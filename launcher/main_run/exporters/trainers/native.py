@@ -16,7 +16,7 @@ from forerun._launcher.main_run.exporters.fidelity import (
     judge_fields,
 )
 from forerun._launcher.main_run.frozen.frozen import Decision, FrozenError
-from forerun._launcher.main_run.frozen.launch_file import LAUNCH_FILE, RUN_FILE, read_launch
+from forerun._launcher.main_run.frozen.launch_file import LAUNCH_FILE, RUN_FILE
 from forerun._launcher.main_run.supervisor.launch import build_torchrun_command
 from forerun._launcher.main_run.trainer import inputs, model_builder
 from forerun._proxies.core import canon
@@ -47,8 +47,8 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     Raises:
         ExportError: The version is not that of this forerun, or the embedded trainer cannot run the
             decision.
-        FrozenError: The groups do not fit the shape's parameters, the optimizer that the trainer
-            builds differs from them, or the file does not read back as the decision.
+        FrozenError: The groups do not fit the shape's parameters, or the optimizer that the trainer
+            builds differs from them.
     """
     if version not in VERSIONS:
         raise ExportError(
@@ -61,10 +61,6 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         raise FrozenError("embedded trainer", problems)
     launch = canon.to_pretty_json({"digest": decision.digest, "decision": decision}).decode()
     write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: _format_run_script(decision)})
-    if read_launch(out_dir / LAUNCH_FILE) != decision:
-        raise FrozenError(
-            str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"]
-        )
     return FidelityReport(trainer="native", version=version, entries=_build_entries(decision))
 
 
@@ -115,6 +111,6 @@ def find_mismatches(decision: Decision, code_dir: Path | None = None) -> list[st
         FrozenError: The groups do not fit the shape's parameters.
         FactoryError, FactoryChangedError: The model's factory is missing, or it is another one.
     """
-    model = model_builder.load_trained_model(decision, code_dir).outline()
-    optimizer = model_builder.build_optimizer(model, decision.groups, decision.optimizer)
-    return model_builder.find_mismatches(model, optimizer, decision.groups, decision.optimizer)
+    model = model_builder.load_trained_model(decision, code_dir).build_on_meta()
+    optimizer = model_builder.build_optimizer(model, decision)
+    return model_builder.find_mismatches(model, optimizer, decision)

@@ -16,14 +16,14 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
     PROVE_FILE,
     count_rank_sequences,
     format_corpus_run_script,
-    list_names_by_group,
-    split_at_layer,
+    list_name_parts_by_group,
     write_export,
 )
 from forerun._launcher.main_run.exporters.fidelity import FidelityReport, Judgement, build_report
@@ -31,7 +31,6 @@ from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup
 from forerun._launcher.main_run.frozen.launch_file import RUN_FILE
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
-from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.model.layers import NORM_EPS
@@ -112,37 +111,17 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what OLMo-core or this export cannot do."""
-    mesh, (share, microbatch) = decision.parallelism, count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=True)
     if not decision.abort.on_non_finite:
         yield "abort.on_non_finite = false: must be true, this export never steps on NaN"
     if decision.learning_rate.schedule.decay_shape != "linear":
         yield "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay"
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
-            f"{format_counted(share, 'sequence')}"
-        )
     for name in ("tensor", "pipeline", "context"):
-        if (degree := getattr(mesh, name)) != 1:
+        if (degree := getattr(decision.parallelism, name)) != 1:
             yield (
                 f"{name} = {degree}: must be 1, this export is data parallel only; or export to "
                 "torchtitan"
             )
-
-
-def build_group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
-    """Return globs over OLMo-core's names for each group; each parameter matches exactly one.
-
-    Raises:
-        FrozenError: The groups do not fit the shape's parameters.
-    """
-    patterns = []
-    for group, names in list_names_by_group(decision, parameter_names(decision.shape)):
-        # The same parameter of every layer becomes one glob.
-        parts = dict.fromkeys(map(split_at_layer, names))
-        globs = [f"{before}*{after}" if after else before for before, after in parts]
-        patterns.append((globs, group))
-    return patterns
 
 
 def build_scheduler_config(schedule: Schedule) -> dict[str, Json]:
@@ -273,9 +252,14 @@ def _build_options(group: ParameterGroup) -> dict[str, Json]:
 
 def _build_train_module(decision: Decision) -> dict[str, Json]:
     mesh, seq_len = decision.parallelism, decision.shape.seq_len
-    overrides = [
-        _make_config("optim.config.OptimGroupOverride", params=[*globs], opts=_build_options(group))
-        for globs, group in build_group_globs(decision)
+    # Each group has globs over OLMo-core's names; each parameter matches exactly one of them.
+    overrides: list[Json] = [
+        _make_config(
+            "optim.config.OptimGroupOverride",
+            params=["*".join(parts) for parts in names],
+            opts=_build_options(group),
+        )
+        for group, names in list_name_parts_by_group(decision, parameter_names(decision.shape))
     ]
     data_parallel = _make_config(
         "train.train_module.transformer.config.TransformerDataParallelConfig",
@@ -297,7 +281,7 @@ def _build_train_module(decision: Decision) -> dict[str, Json]:
         compile_model=decision.compiled,
         rank_microbatch_size=count_rank_sequences(decision)[1] * seq_len,
         max_sequence_length=seq_len,
-        optim={**optimizer, "group_overrides": [*overrides]},
+        optim={**optimizer, "group_overrides": overrides},
         scheduler=build_scheduler_config(decision.learning_rate.schedule),
         dp_config=data_parallel,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
@@ -23,8 +24,7 @@ from forerun._launcher.main_run.exporters.export_writer import (
     count_rank_sequences,
     format_corpus_run_script,
     format_groups,
-    list_names_by_group,
-    split_at_layer,
+    list_name_parts_by_group,
     write_export,
 )
 from forerun._launcher.main_run.exporters.fidelity import FidelityReport, Judgement, build_report
@@ -83,22 +83,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what torchtitan refuses or gets wrong, as its sources and trial runs show."""
     shape, mesh = decision.shape, decision.parallelism
-    stages = decision.learning_rate.schedule.batch_warmup_stages
-    share, microbatch = count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=False)
     if not decision.abort.on_non_finite:
         yield (
             "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is "
             "not finite"
-        )
-    if stages != 1:
-        yield (
-            f"batch_warmup_stages = {stages}: must be 1 (proxy.batch_warmup_fraction = 0), "
-            "torchtitan's batch size is fixed"
-        )
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} "
-            "sequences"
         )
     if mesh.pipeline != 1:
         yield (
@@ -143,16 +132,12 @@ def build_group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]
     Raises:
         FrozenError: The groups do not fit the shape's parameters.
     """
-    grouped = list_names_by_group(decision, parameter_names(decision.shape))
-    return [(_build_pattern(names), group) for group, names in grouped]
-
-
-def _build_pattern(names: list[str]) -> str:
-    parts = []
-    for before, after in dict.fromkeys(map(split_at_layer, names)):
-        # Activation checkpointing adds `_checkpoint_wrapped_module` to names.
-        parts.append(re.escape(before) + (r"\d+(?:\._\w+)*" + re.escape(after) if after else ""))
-    return f"^(?:{'|'.join(parts)})$"
+    patterns = []
+    for group, names in list_name_parts_by_group(decision, parameter_names(decision.shape)):
+        # Activation checkpointing adds `_checkpoint_wrapped_module` after the number of the layer.
+        alternatives = (r"\d+(?:\._\w+)*".join(map(re.escape, parts)) for parts in names)
+        patterns.append((f"^(?:{'|'.join(alternatives)})$", group))
+    return patterns
 
 
 def _choose_decay(schedule: Schedule) -> tuple[float | None, str]:

@@ -18,6 +18,7 @@ from tiny_study import run_json
 
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_SETTINGS,
+    ExportError,
     Expressible,
     require_runnable,
 )
@@ -30,8 +31,8 @@ COMMANDS = {
     "huggingface": "{}/forerun_huggingface.py x=1",
     "olmo-core": "{}/train.py x=1",
 }
-"""End of the command that run.sh passes to torchrun, by trainer. `{}` stands for the export's
-folder, and `x=1` is an argument of run.sh."""
+"""Command that run.sh passes to torchrun after torchrun's own options, by trainer. `{}` stands for
+the export's folder, and `x=1` is an argument of run.sh."""
 EACH_TRAINER = pytest.mark.parametrize("trainer", COMMANDS)
 
 
@@ -49,6 +50,16 @@ def test_launch_script_starts_the_frozen_number_of_ranks(tmp_path, manifest, tra
         )
         words = " ".join(export_case.run_launch_script(out, layout, "x=1", **variables))
         assert words.endswith(COMMANDS[trainer].format(out))
+
+
+@pytest.mark.parametrize("trainer", sorted(EXPORTER_MODULES.keys() - {"command"}))
+def test_float64_is_refused_without_advice_of_another_trainer(tmp_path, manifest, trainer):
+    """No trainer computes in float64. The refusal once advised the native trainer."""
+    decision = make_wide_decision(manifest, precision="float64")
+    with pytest.raises(ExportError) as caught:
+        load_exporter(trainer).export(decision, tmp_path / "out")
+    [problem] = [problem for problem in caught.value.problems if "float64" in problem]
+    assert problem.endswith("precision = float64: must be float32 or bfloat16")
 
 
 @EACH_TRAINER

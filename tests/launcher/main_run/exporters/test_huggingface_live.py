@@ -17,8 +17,8 @@ from exported_program import edit_numbers
 from huggingface_case import PROBE, train_export
 from huggingface_live_case import list_checkpoints, read_history
 from live_case import (
-    GROWING_BATCH,
     LOGITS_TOLERANCE,
+    RunCase,
     assert_same_run,
     make_tied_changes,
     make_varied_decision,
@@ -171,44 +171,46 @@ def test_transformers_reads_the_frozen_run_and_every_mutant_is_noticed(
 
 
 RUNS = {
-    "one-rank-tied": Parallelism(data_parallel_shard=1),
-    "ddp-accumulating": Parallelism(
-        data_parallel_shard=1,
-        data_parallel_replicate=2,
-        microbatch_sequences=2,
-        activation_checkpointing="selective",
+    "one rank, tied": RunCase(parallelism=Parallelism(data_parallel_shard=1), is_tied=True),
+    "DDP that accumulates and recomputes": RunCase(
+        parallelism=Parallelism(
+            data_parallel_shard=1,
+            data_parallel_replicate=2,
+            microbatch_sequences=2,
+            activation_checkpointing="selective",
+        )
     ),
-    "fsdp2-resumed": Parallelism(data_parallel_shard=2, activation_checkpointing="full"),
-    "hsdp": Parallelism(data_parallel_shard=2, data_parallel_replicate=2),
+    "FSDP2 that recomputes, resumed": RunCase(
+        parallelism=Parallelism(data_parallel_shard=2, activation_checkpointing="full"),
+        is_resumed=True,
+    ),
+    "HSDP": RunCase(parallelism=Parallelism(data_parallel_shard=2, data_parallel_replicate=2)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("case", RUNS.values(), ids=RUNS)
 def test_transformers_trains_like_the_embedded_trainer(
-    tmp_path, corpus, manifest, trainer_python, name
+    tmp_path, corpus, manifest, trainer_python, case
 ):
-    parallelism = RUNS[name]
-    changes = make_tied_changes(manifest) if name == "one-rank-tied" else {}
-    decision = make_varied_decision(
-        manifest, parallelism=parallelism, schedule=GROWING_BATCH, **changes
-    )
+    decision, num_ranks = case.make_decision(manifest), case.parallelism.num_ranks
     huggingface.export(decision, tmp_path)
-    process = train_export(trainer_python, tmp_path, corpus, parallelism.num_ranks)
+    process = train_export(trainer_python, tmp_path, corpus, num_ranks=num_ranks)
     assert process.returncode == 0, process.stderr[-3000:]
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-12"]
-    if name == "fsdp2-resumed":
+    if case.is_resumed:
         newest = list_checkpoints(tmp_path)[-1]
         assert len(list(newest.glob("pytorch_model_fsdp_0/*.distcp"))) == 2, "one part per rank"
         # A killed run may leave an incomplete checkpoint. The run then resumes from the checkpoint
         # before it, at step 10 of 12.
         (newest / "trainer_state.json").unlink()
-        process = train_export(trainer_python, tmp_path, corpus, 2)
+        process = train_export(trainer_python, tmp_path, corpus, num_ranks=num_ranks)
         assert process.returncode == 0, process.stderr[-3000:]
-        assert process.stdout.count("'grad_norm'") == 2
-    plain = dataclasses.replace(parallelism, activation_checkpointing="none")
+        assert process.stdout.count("'grad_norm'") == 2, "a log line of steps 11 and 12"
+    plain = dataclasses.replace(case.parallelism, activation_checkpointing="none")
     expected = train_natively(dataclasses.replace(decision, parallelism=plain), tmp_path, corpus)
-    assert_same_run(read_history(tmp_path), expected[:, :3], name)
+    # The history of transformers has no tokens.
+    assert_same_run(read_history(tmp_path), expected[:, :3])
 
 
 @pytest.mark.slow
@@ -218,15 +220,16 @@ def test_script_stops_above_the_ceiling_and_refuses_another_run(
     decision = make_wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     huggingface.export(dataclasses.replace(decision, abort=strict), tmp_path)
-    process = train_export(trainer_python, tmp_path, corpus, 1)
+    process = train_export(trainer_python, tmp_path, corpus, num_ranks=1)
     assert process.returncode != 0
     assert "over 0.5 nats at step 5, before its update" in process.stderr
     assert not list_checkpoints(tmp_path)
 
     edit_numbers(tmp_path, manifest.data_id, "0" * 64)
-    assert "frozen as 0000" in train_export(trainer_python, tmp_path, corpus, 1).stderr
+    process = train_export(trainer_python, tmp_path, corpus, num_ranks=1)
+    assert "frozen as 0000" in process.stderr
     edit_numbers(tmp_path, '"transformers": "5.23.0"', '"transformers": "5.0.0"')
-    process = train_export(trainer_python, tmp_path, corpus, 2)
+    process = train_export(trainer_python, tmp_path, corpus, num_ranks=2)
     assert process.returncode != 0
     for word in ("must be 5.0.0", "2 ranks"):
         assert word in process.stderr, word

@@ -1,8 +1,8 @@
 """Tests of the Megatron-LM export, read back flag by flag.
 
 test_megatron_lm_live.py runs the export in Megatron. A field of the frozen decision is lost if
-Megatron cannot express it. The export's fidelity report lists such fields, and advises changes of
-the plan that avoid them.
+Megatron cannot express it. The fidelity report lists the lost fields, and `list_plan_remedies`
+advises changes of the plan that avoid them.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ def list_lost_fields(report):
     return {entry.field: entry.note for entry in report.lost}
 
 
-def test_no_field_is_lost_with_rules_that_megatrons_use_mup_flag_has(tmp_path, manifest):
-    # These rules can be set in a plan's proxy.rules.
+def test_no_field_is_lost_with_the_rules_of_megatrons_use_mup(tmp_path, manifest):
+    # A plan can set these rules (`proxy.rules`).
     rules = get_parametrization("mup_no_wd_scaling", decayed="two_dimensional", eps="hidden")
     decision = make_megatron_decision(
         manifest, make_megatron_spec(manifest.data_id, parametrization=rules, schedule=WSD)
@@ -194,24 +194,22 @@ def test_advice_for_a_warmup_works(tmp_path, manifest, schedule):
     assert not list_lost_with(int(remedy.split()[-2]))
 
 
-@pytest.mark.parametrize("change", ["data.path", "target.budget_flops"])
-def test_advice_for_repeated_data_works(tmp_path, manifest, change):
+def test_advice_for_repeated_data_works(tmp_path, manifest):
     decision = make_megatron_decision(manifest, make_megatron_spec(manifest.data_id))
     few = dataclasses.replace(decision.data, num_train_tokens=decision.num_tokens // 2)
     notes = list_lost_fields(megatron_lm.export(dataclasses.replace(decision, data=few), tmp_path))
     [remedy] = list_plan_remedies([field for field in notes if field.startswith("data")])
-    assert change in remedy
-    if change == "data.path":
-        advised = dataclasses.replace(
-            decision, data=dataclasses.replace(few, num_train_tokens=decision.num_tokens)
-        )
-    else:
-        half = Schedule(kind="cosine", num_steps=decision.learning_rate.schedule.num_steps // 2)
-        advised = dataclasses.replace(
-            make_megatron_decision(manifest, make_megatron_spec(manifest.data_id, schedule=half)),
-            data=few,
-        )
-    assert "data.order" not in list_lost_fields(megatron_lm.export(advised, tmp_path / "mended"))
+    larger_corpus = dataclasses.replace(
+        decision, data=dataclasses.replace(few, num_train_tokens=decision.num_tokens)
+    )
+    half = Schedule(kind="cosine", num_steps=decision.learning_rate.schedule.num_steps // 2)
+    shorter_run = dataclasses.replace(
+        make_megatron_decision(manifest, make_megatron_spec(manifest.data_id, schedule=half)),
+        data=few,
+    )
+    for key, advised in (("data.path", larger_corpus), ("target.budget_flops", shorter_run)):
+        assert key in remedy
+        assert "data.order" not in list_lost_fields(megatron_lm.export(advised, tmp_path / key))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,7 @@ def test_advice_for_repeated_data_works(tmp_path, manifest, change):
         (Schedule(kind="linear", num_steps=12, warmup_steps=1, final_fraction=0.1), False, 0.0),
         (Schedule(kind="cosine", num_steps=12, warmup_steps=4), True, 1 / 4),
         (Schedule(kind="wsd", num_steps=900, warmup_steps=200, decay_steps=4), True, 1 / 200),
-        # A decay that starts one step early and takes 110 steps instead of 109.
+        # Megatron's decay starts one step early, and takes 110 steps instead of 109.
         (Schedule(kind="linear", num_steps=119, warmup_steps=10), False, 1 / 110),
     ],
 )

@@ -54,8 +54,8 @@ EVERY_DEGREE = Parallelism(
     activation_checkpointing="full",
 )
 
-# This program loads an export in Megatron on CPUs, saves its weights and first logits, and trains
-# it. Flags disable what CPUs lack, and the program replaces the remaining calls of CUDA.
+# This program loads an export in Megatron, saves its initial weights and logits, and trains it. It
+# runs on CPUs: flags turn off what needs a GPU, and the remaining calls of CUDA are replaced.
 TRAIN_ON_CPU = """
 import contextlib, importlib, importlib.metadata, os, sys, types
 sys.path.insert(0, os.getcwd())
@@ -127,7 +127,10 @@ def trainer_python() -> Path:
 
 
 def list_differing_fields(decision, view, names):
-    """Return the fields of the decision whose values differ in Megatron's view."""
+    """Return the fields of the fidelity report that Megatron's view contradicts.
+
+    A view holds the numbers with which Megatron would train.
+    """
     fields = set()
     for problem in compare(decision, view, names):
         text = problem.partition(": ")[2]
@@ -179,20 +182,20 @@ def test_megatron_has_the_frozen_numbers_of_decisions_without_lost_fields(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "parametrization", "shape_changes"),
+    ("schedule", "rules", "shape_changes"),
     [
-        (COSINE, "mup", {}),
-        (LINEAR, "umup_like", {"tied": True, "qk_norm": True}),
+        (COSINE, get_parametrization("mup"), {}),
+        (
+            LINEAR,
+            get_parametrization("mup_no_wd_scaling", embedding_rate="inverse_root"),
+            {"tied": True, "qk_norm": True},
+        ),
     ],
+    ids=["muP", "like u-muP, tied, qk_norm"],
 )
 def test_lost_fields_are_those_in_which_megatron_differs(
-    tmp_path, manifest, trainer_python, schedule, parametrization, shape_changes
+    tmp_path, manifest, trainer_python, schedule, rules, shape_changes
 ):
-    rules = (
-        get_parametrization("mup_no_wd_scaling", embedding_rate="inverse_root")
-        if parametrization == "umup_like"
-        else get_parametrization("mup")
-    )
     spec = make_megatron_spec(
         manifest.data_id, shape_changes=shape_changes, parametrization=rules, schedule=schedule
     )
@@ -221,14 +224,17 @@ def test_lost_fields_are_those_in_which_megatron_differs(
 
 
 def train_embedded(decision, spec, ids):
-    """Return the first weights of the embedded trainer's model, its logits of the first batch, and
-    its losses and gradient norms.
+    """Train a run as the embedded trainer does.
+
+    Returns:
+        The initial weights by name, the logits of the first batch, and the loss and gradient norm
+        of each step.
     """
     model, forward = Decoder(spec.shape), decision.forward
     for numbers in compute_parameter_table(spec):
         model.get_parameter(numbers.name).data = draw_initial_tensor(numbers, spec.seed)
     multipliers = Multipliers(**dataclasses.asdict(forward))
-    optimizer = build_optimizer(model, decision.groups, decision.optimizer)
+    optimizer = build_optimizer(model, decision)
     peaks = [group["lr"] for group in optimizer.param_groups]
     with torch.no_grad():
         logits = model(ids[0, :, :-1], multipliers).numpy()

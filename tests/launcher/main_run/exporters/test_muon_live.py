@@ -21,7 +21,21 @@ from forerun._launcher.main_run.frozen.frozen import Decision, Parallelism
 from forerun._proxies.core.rules import get_parametrization
 from forerun._proxies.data.tokens import Manifest
 
-TRAINERS = ("torchtitan", "olmo-core", "huggingface")
+
+def train_in_huggingface(python, export_dir, corpus, *, num_ranks):
+    """Train an export in transformers; return the process and the curve of its steps."""
+    process = huggingface_case.train_export(python, export_dir, corpus, num_ranks=num_ranks)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process, in_huggingface.read_history(export_dir)
+
+
+TRAIN_EXPORT = {
+    "torchtitan": in_torchtitan.train_export,
+    "olmo-core": in_olmo_core.train_export,
+    "huggingface": train_in_huggingface,
+}
+"""Function that trains an export, by trainer. It returns the process, and the step, loss, and
+gradient norm of each step."""
 
 
 def make_muon_decision(manifest: Manifest, muon_rate: str) -> Decision:
@@ -37,7 +51,7 @@ def make_muon_decision(manifest: Manifest, muon_rate: str) -> Decision:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("muon_rate", ["original", "unit_rms"])
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TRAIN_EXPORT)
 def test_groups_of_each_trainer_have_the_frozen_numbers(manifest, trainer, muon_rate):
     decision = make_muon_decision(manifest, muon_rate)
     version = load_exporter(trainer).VERSIONS[-1]
@@ -45,18 +59,11 @@ def test_groups_of_each_trainer_have_the_frozen_numbers(manifest, trainer, muon_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TRAIN_EXPORT)
 def test_two_ranks_train_like_the_embedded_trainer(tmp_path, corpus, manifest, trainer):
     python, decision = require_interpreter(trainer), make_muon_decision(manifest, "original")
     load_exporter(trainer).export(decision, tmp_path, load_exporter(trainer).VERSIONS[-1])
-    if trainer == "huggingface":
-        process = huggingface_case.train_export(python, tmp_path, corpus, 2)
-        assert process.returncode == 0, process.stderr[-3000:]
-        rows = in_huggingface.read_history(tmp_path)
-    elif trainer == "olmo-core":
-        process, rows = in_olmo_core.train_export(python, tmp_path, corpus, 2)
-    else:
-        process, rows = in_torchtitan.train_export(python, tmp_path, corpus, 2)
+    process, rows = TRAIN_EXPORT[trainer](python, tmp_path, corpus, num_ranks=2)
     assert process.returncode == 0, process.stderr[-3000:]
     one_rank = dataclasses.replace(decision, parallelism=Parallelism(data_parallel_shard=1))
     expected = train_natively(one_rank, tmp_path, corpus)

@@ -105,30 +105,44 @@ def train_in_bank(store: TokenStore, shape: Shape = SHAPE) -> np.ndarray:
     return np.array([curve.steps, curve.train_loss_nats, curve.grad_norm]).T
 
 
-MESHES = {
-    "tied": {"data_parallel_shard": 2},
-    "tensor": {"data_parallel_shard": 1, "tensor": 2, "activation_checkpointing": "full"},
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BankCase:
+    """A run of two ranks that torchtitan must train like a bank."""
+
+    parallelism: Parallelism
+    shape: Shape = SHAPE
+    is_resumed: bool = False
+    """Whether the run loses its last checkpoint, and is then resumed on one rank."""
+
+
+RUNS = {
+    "FSDP, tied, qk_norm, resumed on one rank": BankCase(
+        parallelism=Parallelism(data_parallel_shard=2),
+        shape=dataclasses.replace(SHAPE, tied=True, qk_norm=True),
+        is_resumed=True,
+    ),
+    "tensor parallel, recomputed": BankCase(
+        parallelism=Parallelism(data_parallel_shard=1, tensor=2, activation_checkpointing="full"),
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_two_ranks_train_like_the_bank_and_one_rank_resumes(tmp_path, corpus, manifest, mesh):
+@pytest.mark.parametrize("case", RUNS.values(), ids=RUNS)
+def test_two_ranks_train_like_the_bank_and_one_rank_resumes(tmp_path, corpus, manifest, case):
     python = require_interpreter("torchtitan")
-    shape = dataclasses.replace(SHAPE, tied=mesh == "tied", qk_norm=mesh == "tied")
-    expected = train_in_bank(TokenStore(corpus), shape)
-    decision = make_wide_decision(manifest, shape=shape, parallelism=Parallelism(**MESHES[mesh]))
+    expected = train_in_bank(TokenStore(corpus), case.shape)
+    decision = make_wide_decision(manifest, shape=case.shape, parallelism=case.parallelism)
     torchtitan.export(decision, tmp_path)
-    process, rows = train_export(python, tmp_path, corpus, 2)
+    process, rows = train_export(python, tmp_path, corpus, num_ranks=2)
     assert process.returncode == 0, process.stderr[-3000:]
     assert np.abs(np.array(rows) - expected).max() < 1e-4
-    if mesh == "tied":
+    if case.is_resumed:
         checkpoints = next((tmp_path / "outputs").iterdir()) / "checkpoint"
         assert {p.name for p in checkpoints.iterdir()} == {"step-10", "step-12"}
         shutil.rmtree(checkpoints / "step-12")
-        process, rows = train_export(
-            python, tmp_path, corpus, 1, "--parallelism.data_parallel_shard_degree", "1"
-        )
+        one_shard = ("--parallelism.data_parallel_shard_degree", "1")
+        process, rows = train_export(python, tmp_path, corpus, *one_shard, num_ranks=1)
         assert process.returncode == 0, process.stderr[-3000:]
         assert [row[0] for row in rows] == [11, 12]
         assert np.abs(np.array(rows) - expected[10:]).max() < 1e-4
@@ -140,7 +154,7 @@ def test_torchtitan_stops_above_the_ceiling_before_it_saves(tmp_path, corpus, ma
     decision = make_wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     torchtitan.export(dataclasses.replace(decision, abort=strict), tmp_path)
-    process, rows = train_export(python, tmp_path, corpus, 1)
+    process, rows = train_export(python, tmp_path, corpus, num_ranks=1)
     assert process.returncode != 0
     assert "> 0.5 nats at step 5" in process.stderr
     assert rows[-1][0] == 5
@@ -149,7 +163,7 @@ def test_torchtitan_stops_above_the_ceiling_before_it_saves(tmp_path, corpus, ma
 
 @pytest.mark.slow
 def test_watch_reads_torchtitans_tensorboard_events(tmp_path, corpus, manifest):
-    """The log may be named by the folder of the events or by one above it."""
+    """`--metrics` may be the folder of the event files, or a folder above it."""
     python = require_interpreter("torchtitan")
     decision = dataclasses.replace(
         make_wide_decision(manifest), monitoring=Monitoring(validate_every_steps=4)
@@ -159,7 +173,7 @@ def test_watch_reads_torchtitans_tensorboard_events(tmp_path, corpus, manifest):
     config = write_attested(tmp_path / "frozen", decision)
     (tmp_path / "export").mkdir()
     torchtitan.export(decision, tmp_path / "export")
-    process, losses = train_export(python, tmp_path / "export", corpus, 1)
+    process, losses = train_export(python, tmp_path / "export", corpus, num_ranks=1)
     assert process.returncode == 0, process.stderr[-3000:]
     for folder in (
         tmp_path / "export" / "outputs",

@@ -16,9 +16,14 @@ from forerun._launcher.main_run.frozen.frozen import SCHEMA_VERSION
 from forerun._proxies.core import canon
 
 ROOT = Path(__file__).parents[4]
-GOLDENS = [ROOT / "tests" / "launcher" / "goldens" / f"launch-{SCHEMA_VERSION}.json"]
+GOLDEN = ROOT / "tests" / "launcher" / "goldens" / f"launch-{SCHEMA_VERSION}.json"
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "launch.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def read_golden():
+    """Return the golden launch file of this schema version, as JSON."""
+    return json.loads(GOLDEN.read_text())
 
 
 def make_user_config():
@@ -27,13 +32,14 @@ def make_user_config():
     return json.loads(canon.to_pretty_json({"decision": decision, "digest": decision.digest}))
 
 
-@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.name)
-def test_schema_accepts_every_golden(golden):
-    VALIDATOR.validate(json.loads(golden.read_text()))
+EACH_CONFIG = pytest.mark.parametrize(
+    "get_config", [read_golden, make_user_config], ids=["golden file", "a user's own trainer"]
+)
 
 
-def test_schema_accepts_a_users_own_command():
-    VALIDATOR.validate(make_user_config())
+@EACH_CONFIG
+def test_schema_accepts_a_launch_file(get_config):
+    VALIDATOR.validate(get_config())
 
 
 def make_edit(path, value):
@@ -65,28 +71,26 @@ def make_edit(path, value):
     ],
 )
 def test_schema_rejects_a_planted_fault(fault):
-    config = json.loads(GOLDENS[-1].read_text())
+    config = read_golden()
     changed = copy.deepcopy(config)
     fault(changed)
     assert VALIDATOR.is_valid(config) and not VALIDATOR.is_valid(changed)
 
 
-def list_programs():
-    """Return the programs shown in docs/launch-config.md by the interpreter that runs them."""
-    text = (ROOT / "docs" / "launch-config.md").read_text()
-    return {"node": ["-e", text.partition("```js\n")[2].partition("```")[0]]}
-
-
-@pytest.mark.parametrize("interpreter", list_programs())
-@pytest.mark.parametrize("name", ["golden", "user"])
-def test_documented_program_computes_the_digest(interpreter, name, tmp_path):
-    if shutil.which(interpreter) is None:
-        pytest.skip(f"there is no {interpreter}")
-    config = json.loads(GOLDENS[-1].read_text()) if name == "golden" else make_user_config()
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+@EACH_CONFIG
+def test_documented_javascript_computes_the_digest(get_config, tmp_path):
+    page = (ROOT / "docs" / "launch-config.md").read_text()
+    program = page.partition("```js\n")[2].partition("```")[0]
+    config = get_config()
     (tmp_path / "launch.json").write_bytes(canon.to_pretty_json(config))
-    words = [interpreter, *list_programs()[interpreter]]
     process = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        ["node", "-e", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert (
         process.stdout.strip() == config["digest"] == canon.compute_content_id(config["decision"])

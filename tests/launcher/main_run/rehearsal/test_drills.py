@@ -37,7 +37,7 @@ from forerun._launcher.main_run.rehearsal.resume_drills import (
 from forerun._launcher.main_run.rehearsal.run import set_up_rehearsal
 from forerun._launcher.main_run.supervisor.launch import LaunchOutcome
 from forerun._launcher.main_run.trainer import checkpoints, training
-from forerun._launcher.main_run.trainer.checkpoints import folder_of, read_saved_tensors
+from forerun._launcher.main_run.trainer.checkpoints import get_checkpoint_folder, read_saved_tensors
 from forerun._launcher.main_run.trainer.rollback import RollbackHistory
 from forerun._launcher.main_run.trainer.training import Trainer
 
@@ -121,7 +121,11 @@ def test_trainer_that_does_not_verify_checkpoints_fails(stage, monkeypatch):
 
 
 def test_trainer_that_restarts_without_a_good_checkpoint_fails(stage, monkeypatch):
-    monkeypatch.setattr(RollbackHistory, "find_checkpoint", lambda *_: None)
+    monkeypatch.setattr(
+        RollbackHistory,
+        "find_checkpoint",
+        lambda history, *_: checkpoints.Manifest(digest=history.digest, step=0),
+    )
     assert_fails(corrupt_newest, stage)
     assert_fails(corrupt_all, stage)
 
@@ -147,9 +151,11 @@ def test_drill_whose_disk_never_fills_fails(stage, monkeypatch):
 
 @pytest.mark.parametrize("mutant", ["other rates", "other rows"])
 def test_trainer_that_differs_from_the_proxy_fails_the_loss_drill(stage, monkeypatch, mutant):
-    first, set_rates = Trainer.first_sequence, training.set_rates
+    first, set_rates = Trainer.find_first_sequence, training.set_rates
     if mutant == "other rows":
-        monkeypatch.setattr(Trainer, "first_sequence", lambda self, step: first(self, step) + 1)
+        monkeypatch.setattr(
+            Trainer, "find_first_sequence", lambda self, step: first(self, step) + 1
+        )
     else:
         monkeypatch.setattr(
             training,
@@ -194,7 +200,7 @@ class FinishedStage(InProcessStage):
         )
 
     def compare(self, first, second, step=None):
-        tensors = read_saved_tensors(folder_of(first / CHECKPOINTS, 16))
+        tensors = read_saved_tensors(get_checkpoint_folder(first / CHECKPOINTS, 16))
         nudged = dict(tensors)
         last = max(name for name in tensors if name.startswith("model."))
         nudged[last] = tensors[last] + self.nudge

@@ -22,7 +22,7 @@ from forerun._launcher.main_run import metrics_file
 from forerun._launcher.main_run.checkpoint_folders import CHECKPOINTS
 from forerun._launcher.main_run.trainer import telemetry
 from forerun._launcher.main_run.trainer.callbacks import StepInfo
-from forerun._launcher.main_run.trainer.checkpoints import check_checkpoint, folder_of
+from forerun._launcher.main_run.trainer.checkpoints import check_checkpoint, get_checkpoint_folder
 from forerun._launcher.main_run.trainer.training import Trainer
 from forerun._launcher.main_run.watch.judgment import judge
 from forerun._launcher.main_run.watch.status_text import format_figures
@@ -134,7 +134,7 @@ def test_ranks_without_accumulation_measure_the_gradient_of_each_rank(
     decision = make_tiny_decision(corpus)
     ending = train(decision, corpus, tmp_path, build=HalvesTrainer, stop_after=5)
     assert ending.exit_code == 0
-    folder = folder_of(two_rank_runs / "plain" / "run" / CHECKPOINTS, 8)
+    folder = get_checkpoint_folder(two_rank_runs / "plain" / "run" / CHECKPOINTS, 8)
     digest = json.loads((folder / "manifest.json").read_bytes())["manifest"]["digest"]
     [(signal, noise), *_] = check_checkpoint(folder, digest).carried["BatchNoise"]
     # A gradient of B tokens has the expected squared norm |G|^2 + noise / B.

@@ -43,7 +43,7 @@ def read_column(run_dir, column):
     }
 
 
-@pytest.mark.parametrize("name", ["watched", "muon"])
+@pytest.mark.parametrize("name", ["monitored", "muon"])
 def test_layer_telemetry_of_two_ranks_equals_that_of_the_full_weights(two_rank_runs, name):
     logged = read_column(two_rank_runs / name / "run", "layers")
     reference = json.loads((two_rank_runs / "reference.json").read_text())[name]
@@ -59,15 +59,15 @@ def test_layer_telemetry_of_two_ranks_equals_that_of_the_full_weights(two_rank_r
 
 
 def test_slow_rank_is_visible_in_the_times_of_ranks(two_rank_runs):
-    rank_seconds = read_column(two_rank_runs / "watched" / "run", "rank_seconds")
+    rank_seconds = read_column(two_rank_runs / "monitored" / "run", "rank_seconds")
     assert list(rank_seconds) == [10]
     fast, slow = rank_seconds[10]
     assert 0 < fast < slow - 0.5 * SLOW_SECONDS
-    assert slow < read_column(two_rank_runs / "watched" / "run", "seconds")[10]
+    assert slow < read_column(two_rank_runs / "monitored" / "run", "seconds")[10]
 
 
 def test_validation_losses_are_logged_during_the_run(two_rank_runs):
-    run_dir = two_rank_runs / "watched" / "run"
+    run_dir = two_rank_runs / "monitored" / "run"
     losses = read_column(run_dir, "validation_loss_nats")
     ending = metrics_file.read_ending(run_dir)
     assert ending.event == "finished"
@@ -76,14 +76,14 @@ def test_validation_losses_are_logged_during_the_run(two_rank_runs):
 
 
 def test_replay_of_healthy_ranks_finds_no_difference(two_rank_runs):
-    replayed = read_events(two_rank_runs / "watched" / "run", "replayed")
+    replayed = read_events(two_rank_runs / "monitored" / "run", "replayed")
     assert [line["step"] for line in replayed] == [2, 4, 6, 8, 10, 12]
     assert {line["difference"] for line in replayed} == {0.0}
-    assert not event_log.read_events(two_rank_runs / "watched" / "run")
+    assert not event_log.read_events(two_rank_runs / "monitored" / "run")
 
 
 def test_flipped_bit_stops_the_run_and_names_the_rank(two_rank_runs):
-    run_dir = two_rank_runs / "flipped" / "run"
+    run_dir = two_rank_runs / "flipped bit" / "run"
     ending = metrics_file.read_ending(run_dir)
     assert (ending.event, ending.exit_code, ending.step) == ("aborted", 3, 5)
     host = socket.gethostname()
@@ -100,7 +100,7 @@ def test_flipped_bit_stops_the_run_and_names_the_rank(two_rank_runs):
 
 
 def test_two_ranks_roll_back_together(two_rank_runs):
-    run_dir = two_rank_runs / "back" / "run"
+    run_dir = two_rank_runs / "rolled back" / "run"
     assert metrics_file.read_ending(run_dir).event == "finished"
     (line,) = read_events(run_dir, "rolled_back")
     assert (line["to_step"], line["skipped_sequences"]) == (16, 80)

@@ -1,6 +1,7 @@
 """Tests of the check of a checkpoint's index, which is a pickle, before torch loads it.
 
-torch's own index must pass. A pickle that would call a function of no index must be refused.
+torch's own index must pass. A pickle must be refused if it would call a function that torch's own
+index never calls.
 """
 
 import collections
@@ -90,15 +91,15 @@ def test_payload_inside_an_index_is_refused(saved_model):
 TRICKS = {
     "name put together from the memo": b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93\x8c\x01:\x85R.",  # noqa: E501
     "name after a pop": b"\x80\x04\x8c\x05torch\x8c\x02os\x8c\x06system\x8c\x04Size0\x93.",
-    "extension": b"\x80\x04\x82\x01.",
-    "persistent": b"P1\n.",
-    "instance": b"(ios\nsystem\n.",
-    "cut": b"\x80\x04\x8c\x02o",
-    "memo that is not there": b"\x80\x04h\x07h\x08\x93.",
+    "extension code": b"\x80\x04\x82\x01.",
+    "persistent id": b"P1\n.",
+    "instance of a class": b"(ios\nsystem\n.",
+    "cut off": b"\x80\x04\x8c\x02o",
+    "missing entry of the memo": b"\x80\x04h\x07h\x08\x93.",
     "no pickle": b"{}",
     "empty": b"",
 }
-"""Contents that must be refused: pickles that hide the function that they call, and no pickles."""
+"""Contents that must be refused: pickles that hide a function which they call, and other bytes."""
 
 
 @pytest.mark.parametrize("content", TRICKS.values(), ids=TRICKS)

@@ -38,7 +38,7 @@ def live(corpus):
     decision = make_tiny_decision(corpus)
     source = TrainedModel(decision)
     model = model_builder.build_sharded_model(source, decision.parallelism, "cpu")
-    optimizer = model_builder.build_optimizer(model, decision.groups, decision.optimizer)
+    optimizer = model_builder.build_optimizer(model, decision)
     source.initialize(model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -48,7 +48,7 @@ def live(corpus):
 
 @pytest.fixture
 def release(monkeypatch):
-    """Patch the background write of tensors, so that it waits for this event."""
+    """An event for which the background write of tensors waits, because it is patched."""
     event, write_tensors = threading.Event(), checkpoints.write_tensors
 
     def wait_and_write(*args):
@@ -70,7 +70,7 @@ def small_disk():
 
 
 def copy_values(model, optimizer):
-    """Return copies of the parameters and of the first moments."""
+    """Return copies of all parameters, and of their first moments in the optimizer."""
     moments = [state["exp_avg"] for state in optimizer.state.values()]
     return [value.detach().clone() for value in (*model.parameters(), *moments)]
 
@@ -100,7 +100,8 @@ def test_save_holds_the_weights_of_its_step_while_training_goes_on(live, release
 def test_background_save_makes_no_cuda_call(live, tmp_path, monkeypatch):
     """A CUDA call in the saving thread would wait for the training.
 
-    It could also use the wrong GPU: in a new thread the current device of every rank is the first.
+    It could also use the wrong GPU: in a new thread, the current device of every rank is the first
+    GPU.
     """
     saver, state = Saver(tmp_path, keep=2), checkpoints.stage_tensors(*live)
 
@@ -109,7 +110,7 @@ def test_background_save_makes_no_cuda_call(live, tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoints, "stage_tensors", lambda *_: state)
     monkeypatch.setattr(
-        "forerun._launcher.main_run.trainer.ranks.local_device", lambda: torch.device("cpu")
+        "forerun._launcher.main_run.trainer.ranks.get_local_device", lambda: torch.device("cpu")
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("_lazy_init", "current_device", "current_stream", "synchronize"):
@@ -124,7 +125,9 @@ def test_full_disk_is_reported_once_and_keeps_older_checkpoints(live, small_disk
     saver = Saver(tmp_path, keep=2, report=saved.append)
     (tmp_path / "step-00000002").mkdir()
     saver.save(Manifest(digest=DIGEST, step=4), *live)
+    deadline = time.monotonic() + 30
     while not saver.failed:
+        assert time.monotonic() < deadline, "the save has neither failed nor been reported"
         time.sleep(0.01)
     with pytest.raises(
         SaveError, match=r"step 4 .*File too large.*; complete checkpoints on disk: step-00000002$"
@@ -147,9 +150,9 @@ def test_aborted_run_completes_the_save_under_way(corpus, release, tmp_path, mon
 
 
 MOMENTS = {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}
-"""Moments at which a run is killed, each with the newest step whose checkpoint is complete at that
-moment. The moments are within the file of tensors, before the manifest, after the rename of the
-folder, and during the removal of an old checkpoint."""
+"""Moments at which a run is killed, each with the newest step whose checkpoint is then complete:
+while the file of tensors is written, before the manifest is written, after the folder is renamed,
+and while an old checkpoint is removed."""
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +196,7 @@ def fork_and_kill(corpus, out):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_kill_at_any_moment_of_a_save_leaves_a_run_that_resumes(killed_runs, corpus, moment):
-    """A real process is killed while it saves a checkpoint, when an earlier one is complete."""
+    """A real process is killed while it saves; an earlier checkpoint is complete by then."""
     out, decision = killed_runs / moment, make_tiny_decision(corpus)
     newest = checkpoints.find_newest_good(out / "run" / "checkpoints", decision.digest)
     assert newest.step == MOMENTS[moment]

@@ -26,28 +26,23 @@ from forerun._launcher.main_run.trainer import checkpoints
 from forerun._launcher.main_run.trainer.checkpoints import (
     Manifest,
     begin,
+    choose_kept_steps,
     complete,
     find_newest_good,
-    kept_steps,
 )
 from forerun._proxies.core import canon, plain_files
 
 DIGEST = "d" * 64
 
 
-def save(
-    root, step, *, keep=2, reach_steps=0, digest=DIGEST, content=b"tensors", **manifest_fields
-):
-    """Save a complete checkpoint of made-up tensors; return its folder.
-
-    If a rollback may go back `reach_steps`, one more checkpoint is kept for it.
-    """
+def save(root, step, *, keep=2, digest=DIGEST, content=b"tensors", **manifest_fields):
+    """Save a complete checkpoint of made-up tensors; return its folder."""
     part = begin(root, step)
     (part / "__0_0.distcp").write_bytes(content)
     (part / ".metadata").write_bytes(pickle.dumps(None))
     files = {file.name: canon.hash_file(file) for file in part.iterdir()}
     manifest = Manifest(schema_version=1, digest=digest, step=step, files=files, **manifest_fields)
-    return complete(part, manifest, keep=keep, reach_steps=reach_steps)
+    return complete(part, manifest, keep=keep)
 
 
 def list_names(root):
@@ -109,7 +104,7 @@ def test_only_corrupt_checkpoints_are_refused_at_every_start(tmp_path):
 
 @pytest.mark.parametrize("name", ["manifest.json", ".metadata"])
 def test_unreadable_checkpoint_is_not_corrupt(tmp_path, monkeypatch, name):
-    """A stale handle of a network file system leads to no rename of a checkpoint.
+    """If a network file system has a stale handle, no checkpoint is renamed.
 
     The next start finds every checkpoint.
     """
@@ -131,7 +126,7 @@ def test_unreadable_checkpoint_is_not_corrupt(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("evidence", ["event log", "metrics"])
-def test_emptied_folder_is_no_new_run(tmp_path, evidence):
+def test_folder_that_lost_its_checkpoints_is_no_new_run(tmp_path, evidence):
     assert explain_expected_checkpoint(tmp_path, DIGEST) == ""
     saved = '{"event": "saved", "step": 400}\n' if evidence == "metrics" else ""
     (tmp_path / "metrics.jsonl").write_text('{"step": 423}\n' + saved)
@@ -188,7 +183,7 @@ def test_one_checkpoint_is_kept_for_rollbacks():
     reach_steps = 100
     steps, ages = [], []
     for step in range(10, 2001, 10):
-        kept = kept_steps([step, *steps], keep=2, reach_steps=reach_steps)
+        kept = choose_kept_steps([step, *steps], keep=2, reach_steps=reach_steps)
         steps = sorted(kept, reverse=True)
         # The first step has no earlier checkpoint.
         assert steps[:2] == [step, step - 10][: len(steps)] and len(steps) <= 4
@@ -196,8 +191,8 @@ def test_one_checkpoint_is_kept_for_rollbacks():
             ages.append(min(step - old for old in steps if step - old >= reach_steps))
     # There is always a checkpoint between once and twice as old as a rollback may reach.
     assert min(ages) == reach_steps and max(ages) < 2 * reach_steps
-    assert kept_steps([30, 20, 10], keep=2, reach_steps=0) == {30, 20}
-    assert kept_steps([30, 20, 10], keep=1, reach_steps=100) == {30, 10}
+    assert choose_kept_steps([30, 20, 10], keep=2, reach_steps=0) == {30, 20}
+    assert choose_kept_steps([30, 20, 10], keep=1, reach_steps=100) == {30, 10}
 
 
 CORRUPT = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)

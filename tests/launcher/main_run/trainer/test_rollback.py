@@ -72,7 +72,7 @@ def test_rollback_equals_a_run_that_skips_the_poisoned_data(rolled_back, corpus,
 def test_stopped_and_resumed_run_rolls_back_to_the_same_losses(
     rolled_back, corpus, tmp_path, stop_step
 ):
-    """The spike has begun at steps 21 and 22; the count of high losses must survive the stop."""
+    """The spike has begun by steps 21 and 22, so the count of high losses must survive the stop."""
     decision = make_spike_decision(corpus)
     train_poisoned(decision, corpus, tmp_path, stop_after=stop_step)
     assert train_poisoned(decision, corpus, tmp_path) == rolled_back[1]
@@ -85,26 +85,36 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize(
-    "instant",
+    "function",
     [
-        # Before the rollback is recorded
-        "forerun._launcher.main_run.trainer.rollback.RollbackHistory.write",
-        # After it is recorded
+        pytest.param(
+            "forerun._launcher.main_run.trainer.rollback.RollbackHistory.write",
+            id="before the rollback is recorded",
+        ),
         pytest.param(
             "forerun._launcher.main_run.trainer.model_builder.build_optimizer",
             marks=pytest.mark.slow,
+            id="after the rollback is recorded",
         ),
-        # After the stale checkpoints are removed
-        "forerun._launcher.main_run.trainer.checkpoints.read_tensors",
-        # Before it is in the event log
-        pytest.param("forerun._launcher.main_run.event_log.append_event", marks=pytest.mark.slow),
-        # In the event log, and not yet in the metrics
-        "forerun._launcher.main_run.trainer.rollback.metrics_file.append_line",
+        pytest.param(
+            "forerun._launcher.main_run.trainer.checkpoints.read_tensors",
+            id="after the stale checkpoints are removed",
+        ),
+        pytest.param(
+            "forerun._launcher.main_run.event_log.append_event",
+            marks=pytest.mark.slow,
+            id="before the rollback is in the event log",
+        ),
+        pytest.param(
+            "forerun._launcher.main_run.trainer.rollback.metrics_file.append_line",
+            id="before the rollback is in the metrics",
+        ),
     ],
 )
 def test_run_killed_during_a_rollback_resumes_to_the_same_losses(
-    rolled_back, corpus, tmp_path, monkeypatch, instant
+    rolled_back, corpus, tmp_path, monkeypatch, function
 ):
+    """An error in place of a function's call stands for the kill."""
     decision = make_spike_decision(corpus)
     go_back = Trainer._go_back
 
@@ -114,7 +124,7 @@ def test_run_killed_during_a_rollback_resumes_to_the_same_losses(
     def die_within(self, decided):
         self.saver.settle()  # A killed process has no thread that could still write.
         with monkeypatch.context() as patch:
-            patch.setattr(instant, raise_killed)
+            patch.setattr(function, raise_killed)
             go_back(self, decided)
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
@@ -179,9 +189,9 @@ def test_full_disk_stops_the_run_before_it_rolls_back(rolled_back, corpus, tmp_p
 
 
 def test_repeated_spikes_lower_the_clip_norm_and_are_limited(one_rank, corpus, tmp_path, capsys):
-    """All data after some point is poisoned, so the run rolls back twice and then continues.
+    """All data after some point is poisoned, so the run rolls back as often as it may: twice.
 
-    The second rollback lowers the clip norm.
+    The second rollback lowers the clip norm. After the third spike, the run continues.
     """
     decision = make_spike_decision(corpus)
     ending = train_poisoned(decision, corpus, tmp_path, poisoned=range(20 * 8, 10_000))

@@ -106,13 +106,13 @@ def test_two_ranks_train_like_the_proxy(two_rank_runs, proxy):
 
 @pytest.mark.parametrize(
     ("name", "exchanges"),
-    # The model has three units that exchange gradients: two blocks, and everything else. The run
-    # has 12 steps of 4 passes. Shards exchange gradients in every pass. Replicas exchange them
-    # after the last pass of a step, and also after the first pass of steps 5 and 10, at which the
-    # gradient noise is measured.
+    # The model has three units that exchange gradients: two blocks, and all other modules together.
+    # With microbatches of one sequence, a step has 4 passes; the run has 12 steps. Shards
+    # exchange gradients in every pass. Replicas exchange them after the last pass of a step, and
+    # also after the first pass of steps 5 and 10, which measure the gradient noise.
     [
-        ("small", 3 * 12 * 4),
-        ("small replicas", 3 * (12 + 2)),
+        ("microbatches", 3 * 12 * 4),
+        ("replicas with microbatches", 3 * (12 + 2)),
         ("replicas", 3 * 12),
     ],
 )
@@ -203,31 +203,33 @@ def test_tied_model_trains_like_the_proxy(one_rank, corpus, tmp_path, precision)
 
 
 def fail_to_compile(*_):
-    """Fail as a compiler that is not installed."""
+    """Fail like a compiler that is not installed."""
     raise RuntimeError("no compiler here")
 
 
+fail_in_backward = aot_autograd(
+    fw_compiler=make_boxed_compiler(lambda graph, _: graph), bw_compiler=fail_to_compile
+)
 BACKENDS = {
-    "good": "aot_eager",
-    "broken": fail_to_compile,
-    "broken backward": aot_autograd(
-        fw_compiler=make_boxed_compiler(lambda graph, _: graph), bw_compiler=fail_to_compile
-    ),
+    "good": ("aot_eager", False),
+    "broken": (fail_to_compile, True),
+    "broken backward": (fail_in_backward, True),
 }
-"""Backends of `torch.compile` by name."""
+"""Backend of `torch.compile`, and whether it fails, by name."""
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("backend", "fails"), BACKENDS.values(), ids=BACKENDS)
 def test_failing_compiler_falls_back_to_eager_with_a_warning(
-    one_rank, proxy, corpus, tmp_path, monkeypatch, caplog, name
+    one_rank, proxy, corpus, tmp_path, monkeypatch, caplog, backend, fails
 ):
-    """The blocks compile for passes of two sizes, and the loss is computed in parts, as on a GPU.
+    """A compiled run trains like the proxy, whether its compiler works or fails.
 
-    The backends are faster than the real compiler, which takes half a minute.
+    The blocks compile for passes of two sizes, and the loss is computed in parts, as on a GPU. The
+    backends are faster than the real compiler, which takes half a minute.
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=BACKENDS[name]))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setattr(
         model_builder,
         "Decoder",
@@ -241,9 +243,9 @@ def test_failing_compiler_falls_back_to_eager_with_a_warning(
         ending = train(decision, corpus, tmp_path)
     assert_equals_proxy(tmp_path / "run", ending.validation_loss_nats, proxy)
     warnings = [record for record in caplog.records if "no compiler here" in record.getMessage()]
-    assert bool(warnings) == name.startswith("broken")
+    assert bool(warnings) == fails
     stats = torch._dynamo.utils.counters["stats"]
-    if not warnings:
+    if not fails:
         # Each block and each part of the loss is a graph of its own. A graph of the whole model
         # would capture more calls.
         assert stats["unique_graphs"] > 3
@@ -367,8 +369,8 @@ def test_nan_weight_stops_the_run_before_it_is_saved(
 ):
     build = model_builder.build_optimizer
 
-    def build_spoiling(model, groups, recipe):
-        optimizer, steps = build(model, groups, recipe), itertools.count()
+    def build_spoiling(model, decision):
+        optimizer, steps = build(model, decision), itertools.count()
 
         def set_weight_to_nan(*_):
             if next(steps) == 5:
@@ -401,7 +403,7 @@ def test_loss_above_the_ceiling_after_the_warmup_aborts(one_rank, corpus, tmp_pa
 
 
 def test_two_ranks_with_no_default_choice_train_like_the_proxy(two_rank_runs, corpus):
-    run_dir = two_rank_runs / "choices" / "run"
+    run_dir = two_rank_runs / "no default choice" / "run"
     ending = metrics_file.read_ending(run_dir)
     assert (ending.event, ending.step) == ("finished", 12)
     proxy = train_proxy(make_spec_with_all_choices(corpus), corpus)
@@ -422,8 +424,8 @@ def test_run_with_another_optimizer_or_other_weights_than_frozen_is_refused(
 ):
     build, initialize = model_builder.build_optimizer, TrainedModel.initialize
 
-    def build_with_more_decay(model, groups, name):
-        optimizer = build(model, groups, name)
+    def build_with_more_decay(model, decision):
+        optimizer = build(model, decision)
         optimizer.param_groups[1]["weight_decay"] += 0.1
         return optimizer
 

@@ -167,7 +167,9 @@ def test_decision_has_settings_for_every_parameter(decision, tmp_path):
     model = decision.model
     assert (model.blocks, model.values) == (("layers.*",), {"expert_scale": 0.5})
     assert (model.embeddings, model.readouts) == (("embed",), ("head",))
-    names = [name for name, _ in load_trained_model(decision, None).outline().named_parameters()]
+    names = [
+        name for name, _ in load_trained_model(decision, None).build_on_meta().named_parameters()
+    ]
     assigned = assign_groups(decision.groups, names)
     # Numbered parts with different initial values form separate groups. `nn.Linear` draws with a
     # std of 1 / sqrt(3 * fan_in), and the second layer of the FFN has twice the fan-in.
@@ -240,7 +242,7 @@ def test_wrong_initial_values_are_named(one_rank, decision, code):
         for group in decision.groups
     )
     model = load_trained_model(decision, code)
-    module = model.outline().to_empty(device="cpu")
+    module = model.build_on_meta().to_empty(device="cpu")
     model.initialize(module)
     model.prove_initial(module)
     wrong_decision = dataclasses.replace(decision, groups=wrong_groups)

@@ -76,7 +76,7 @@ def test_spike_of_one_run_is_reported_with_the_others_median(
         for test in transfer.tests
         if (test.hyperparameter, test.axis) == ("learning_rate", "width")
     )
-    spec, value = test.condition.specs[0]
+    spec, value = test.grid.specs[0]
     culprit = Point(size=spec.shape.width, log2_value=value, loss_nats=5.0, seed=spec.seed)
 
     def make_spiked_curve(study, result):
@@ -86,8 +86,8 @@ def test_spike_of_one_run_is_reported_with_the_others_median(
         return Curve(steps=steps, train_loss_nats=(5.0,) * 6, grad_norm=tuple(norms))
 
     monkeypatch.setattr(curve_comparison, "load_curve_or_none", make_spiked_curve)
-    sizes = {spec.id: test.condition.get_size(spec) for spec, _ in test.condition.specs}
-    text = describe_spikes(study, test.condition.specs, results, sizes, culprit)
+    sizes = {spec.id: test.grid.get_size(spec) for spec, _ in test.grid.specs}
+    text = describe_spikes(study, test.grid.specs, results, sizes, culprit)
     assert "14 times its median" in text and "2 times" in text
     unknown = dataclasses.replace(culprit, seed=10**6)
-    assert describe_spikes(study, test.condition.specs, results, sizes, unknown) == ""
+    assert describe_spikes(study, test.grid.specs, results, sizes, unknown) == ""

@@ -36,9 +36,9 @@ def make_request(*names):
     return ModeRequest(part="proxy", shape=SHAPE, batch_tokens=64, given=PLAIN, open=names)
 
 
-def choose(machine, work=LONG, names=("num_slots",), threads=1, **options):
-    measurements = ModeMeasurements(PLAIN, machine)
-    return choose_mode(make_request(*names), work, measurements, threads, **options)
+def choose(machine, work=LONG, names=("num_slots",), threads=1):
+    """Return the choice of a mode, in which the fields `names` may be chosen."""
+    return choose_mode(make_request(*names), work, ModeMeasurements(PLAIN, machine), threads)
 
 
 def test_slots_double_while_that_pays():
@@ -197,12 +197,8 @@ def test_planned_time_counts_workers_with_different_rates():
     assert work.count_bank_steps(1, [3.0, 1.0]) == 600
     assert work.count_bank_steps(1, [1.0, 1.0]) == 400
     assert work.count_bank_steps(4, [3.0, 1.0]) == 300, "all at once, the slow worker ends last"
-    assert (
-        PlannedWork(kinds=("slow", "fast"), phases=((1, (100,) * 8),)).count_bank_steps(
-            1, [3.0, 1.0]
-        )
-        == 2400
-    )
+    one_by_one = PlannedWork(kinds=("slow", "fast"), phases=((1, (100,) * 8),))
+    assert one_by_one.count_bank_steps(1, [3.0, 1.0]) == 2400, "the slow worker makes every run"
 
 
 def test_mode_that_pays_for_the_whole_pool_is_chosen():

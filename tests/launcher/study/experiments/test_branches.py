@@ -18,7 +18,7 @@ from forerun._launcher.study.experiments.sizes import list_axis_sizes
 from forerun._launcher.study.experiments.transfer_results import guess_target_sizes
 from forerun._launcher.study.experiments.transfer_tests import GridSettings, build_transfer_test
 from forerun._launcher.study.plan.file import load_plan
-from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.plan.study import build_bank_key
 from forerun._launcher.study.stages.study_folder import read_study
 from forerun._launcher.study.workers.host import HostFactory
 from forerun._proxies.core.branches import TRUNK_STEPS, compute_own_flops, compute_trunk_id
@@ -151,7 +151,7 @@ def test_every_duration_is_tested_at_the_same_rates(planned_study):
     )
     test = build_transfer_test(settings, "learning_rate", "duration")
     rates = {
-        size: {x for spec, x in test.condition.specs if test.condition.get_size(spec) == size}
+        size: {x for spec, x in test.grid.specs if test.grid.get_size(spec) == size}
         for size in list_axis_sizes(study, "duration")
     }
     assert len(rates) == 3 and len({frozenset(values) for values in rates.values()}) == 1

@@ -7,12 +7,7 @@ import dataclasses
 import pytest
 from tiny_study import run_json, write_plan_with
 
-from forerun._launcher.study.experiments.search import (
-    count_search_runs,
-    find_pruned_trials,
-    load_ended_losses,
-    load_trial_points,
-)
+from forerun._launcher.study.experiments.search import SearchState
 from forerun._launcher.study.experiments.transfer_results import load_search_result
 from forerun._launcher.study.stages.study_folder import open_recorded_study
 from forerun._sweeps.store.ledger import Ledger
@@ -40,7 +35,7 @@ def searched_study(folder):
 def read_search(study_dir):
     """Return the trials' points and their results without seconds."""
     study, ledger = open_recorded_study(study_dir)
-    points = load_trial_points(ledger)
+    points = SearchState(study, ledger).points
     results = [ledger.get_first_results()[study.build_trial(point).id] for point in points]
     return points, [dataclasses.replace(result, seconds=0.0) for result in results]
 
@@ -49,7 +44,8 @@ def test_pruned_trials_are_recorded_and_reported(searched_study):
     study, ledger = open_recorded_study(searched_study)
     points, results = read_search(searched_study)
     pruned = [index for index, result in enumerate(results) if result.status == "pruned"]
-    assert pruned == find_pruned_trials(study, ledger) and len(pruned) >= 2
+    state = SearchState(study, ledger)
+    assert pruned == state.pruned and len(pruned) >= 2
     # The pruner compares a trial with at least NUM_STARTUP trials that ended before it began.
     assert min(pruned) >= NUM_STARTUP + PARALLELISM - 1
     assert {results[index].num_steps for index in pruned} <= {2, 4, 8}, "the pruner's rungs"
@@ -57,10 +53,10 @@ def test_pruned_trials_are_recorded_and_reported(searched_study):
     assert set(ledger.get_results()) == {
         study.build_trial(points[i]).id for i in range(NUM_TRIALS) if i not in pruned
     }
-    assert [loss is None for loss in load_ended_losses(study, ledger)] == [
+    assert [loss is None for loss in state.losses] == [
         index in pruned for index in range(NUM_TRIALS)
     ]
-    assert count_search_runs(study, ledger) == (NUM_TRIALS, NUM_TRIALS)
+    assert state.count_runs() == (NUM_TRIALS, NUM_TRIALS)
     assert load_search_result(study, ledger).best_trial not in pruned
     code, body = run_json("status", searched_study)
     trials = [trial for trial in body["search"]["trials"] if trial["status"] == "pruned"]

@@ -6,27 +6,21 @@ import dataclasses
 import math
 
 import pytest
-from search_case import OPTIMUM, StopError, make_driver, make_outcome, make_study
+from search_case import OPTIMUM, StopError, make_driver, make_study
 from tiny_study import copy_records, run_json, write_plan_with
 
 from forerun._launcher.report.views.search import build_search_section
-from forerun._launcher.study.experiments.search import (
-    GROWTH,
-    count_search_runs,
-    load_phases,
-    load_trial_points,
-)
+from forerun._launcher.study.experiments.search import GROWTH, SearchState
 from forerun._launcher.study.experiments.transfer_results import load_search_result
 from forerun._launcher.study.stages.search_runs import run_search
-from forerun._launcher.study.stages.stages import build_bank_key
 from forerun._launcher.study.stages.study_folder import open_ledger
 from forerun._sweeps.store.ledger import Ledger
 
 
-def run_whole_search(study, seed=0, tell=make_outcome):
+def run_whole_search(study, seed=0):
     """Run a search to its end; return its ledger."""
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, seed, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, seed))
     return Ledger.read(study.study_dir)
 
 
@@ -55,15 +49,16 @@ def test_range_grows_until_it_brackets_the_optimum(finished_search):
         2**-3,
         2**-1,
     )
-    first, second, *_ = load_phases(study, ledger)
+    state = SearchState(study, ledger)
+    first, second, *_ = state.phases
     assert (first.num_trials, second.num_known, second.num_trials) == (12, 12, 18)
-    points = load_trial_points(ledger)
+    points = state.points
     # The first trials of the second phase probe the space beyond the old end, up to the new end.
     assert [math.log2(point["learning_rate"]) for point in points[12:16]] == [-2.5, -2, -1.5, -1]
     body = build_search_section(study, ledger, load_search_result(study, ledger))
     assert abs(math.log2(body.best["learning_rate"]) - OPTIMUM) < 1
     num_runs = len(points) + study.plan.search.num_replicates
-    assert count_search_runs(study, ledger) == (num_runs, num_runs)
+    assert state.count_runs() == (num_runs, num_runs)
 
 
 def test_repeats_decide_the_best_trial(finished_search):
@@ -87,12 +82,12 @@ def test_search_begins_with_the_plans_warm_start(folder):
     )
     study = make_study(folder, "warm", plan_part)
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 3, 1), build_bank_key)
-    points = load_trial_points(run_whole_search(study))
+        run_search(study, ledger, make_driver(ledger, 3, 1))
+    points = SearchState(study, run_whole_search(study)).points
     middle = study.space.make_point([0.5] * study.space.num_coordinates)
     assert points[:2] == [middle | {"learning_rate": 0.01}, middle] and len(points) == 8
     without_warm_start = make_study(folder, "cold", plan_part.partition("warm_start")[0])
-    cold_points = load_trial_points(run_whole_search(without_warm_start))
+    cold_points = SearchState(without_warm_start, run_whole_search(without_warm_start)).points
     assert points[2] == cold_points[2], "the other startup points do not change"
 
 
@@ -100,7 +95,7 @@ def test_search_begins_with_the_plans_warm_start(folder):
 def test_interrupted_search_ends_like_an_uninterrupted_one(folder, finished_search, stop_after):
     study = dataclasses.replace(finished_search[0], study_dir=folder / f"stopped-{stop_after}")
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 7, stop_after), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 7, stop_after))
     ledger = run_whole_search(study, seed=stop_after)
     assert read_findings(study, ledger) == read_findings(*finished_search)
 
@@ -117,11 +112,11 @@ def test_growths_lost_in_a_repair_are_made_again(finished_search, tmp_path, firs
         study.study_dir, tmp_path / "repaired", lambda record: record not in lost
     )
     num_trials = 12 + 6 * first_lost
-    assert len(load_trial_points(kept)) == num_trials
-    assert load_phases(repaired, kept)[-1].num_trials == num_trials
+    state = SearchState(repaired, kept)
+    assert len(state.points) == num_trials == state.phases[-1].num_trials
     with open_ledger(repaired) as repaired_ledger:
         driver = make_driver(repaired_ledger, 0, stop_after=0)
-        run_search(repaired, repaired_ledger, driver, build_bank_key)
+        run_search(repaired, repaired_ledger, driver)
     findings = read_findings(repaired, Ledger.read(repaired.study_dir))
     assert findings == read_findings(study, ledger)
 

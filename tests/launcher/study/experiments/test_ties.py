@@ -20,10 +20,9 @@ from forerun._launcher.study.experiments.transfer_results import (
 )
 from forerun._launcher.study.experiments.transfer_tests import build_first_runs, build_warmup_runs
 from forerun._launcher.study.experiments.warmup_rule import MAX_COMPARISON_SHARE
-from forerun._launcher.study.plan.study import count_base_tokens
+from forerun._launcher.study.plan.study import build_bank_key, count_base_tokens
 from forerun._launcher.study.stages.main_run_choice import build_ladder_runs
 from forerun._launcher.study.stages.search_runs import run_search
-from forerun._launcher.study.stages.stages import build_bank_key
 from forerun._launcher.study.stages.study_folder import open_ledger
 from forerun._sweeps.search.source import StaticSource
 from forerun._sweeps.store.ledger import Ledger
@@ -72,11 +71,11 @@ def plant_outcomes(clip=0.0, warmup=0.0, spread=0.004):
     return tell
 
 
-def search(folder, name, tell, part=PLAN_PART):
+def search(folder, name, tell):
     """Search in a new study; return it and its ledger."""
-    study = make_study(folder, name, part)
+    study = make_study(folder, name, PLAN_PART)
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, 0, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 0, tell=tell))
     return study, Ledger.read(study.study_dir)
 
 
@@ -128,9 +127,9 @@ def test_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
     reference_study, reference = search(folder, "warm", tell)
     study = dataclasses.replace(reference_study, study_dir=folder / f"stopped-{stop_after}")
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 7, stop_after, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 7, stop_after, tell=tell))
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, stop_after, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, stop_after, tell=tell))
     resumed = Ledger.read(study.study_dir)
     assert sorted(resumed.get_results()) == sorted(reference.get_results())
     result = load_search_result(study, resumed)
@@ -177,11 +176,13 @@ def decide_warmup_rule(study, tell):
     """Plant the results that the comparison asks for until it decides; return its runs and the
     decision.
     """
-    results, decision = {}, None
-    while decision is None:
+    results = {}
+    for _ in range(4):  # the runs that choose a rate, those at this rate, the decision
         specs, decision = build_warmup_runs(study, BEST, guess_target_sizes(study), results)
+        if decision is not None:
+            return specs, decision
         results |= {spec.id: tell(spec) for spec in specs}
-    return specs, decision
+    raise AssertionError("the comparison asks for more and more runs")
 
 
 def test_runs_over_duration_decide_how_the_warmup_scales(folder):
@@ -214,7 +215,8 @@ def test_transfer_runs_and_rungs_follow_the_warmup_rule(folder):
     tell = plant_outcomes(warmup=0.05)
     study, _ = search(folder, "followed", tell)
     with open_ledger(study) as ledger:
-        # Transfer tests ask for runs in rounds, until none is missing.
+        # Transfer tests ask for runs in rounds, until none is missing. If one is missing after the
+        # last round, `load_transfer_result` raises an error.
         for _ in range(10):
             missing = []
             for test in list_tests_with_runs(study, ledger):

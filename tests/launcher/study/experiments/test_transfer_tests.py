@@ -1,8 +1,8 @@
 """Tests of the runs that each transfer test asks for, given the plan and the results so far, and of
 the verdict on them.
 
-A transfer test has a grid of runs, its condition. The test of the learning rate over width has a
-second grid, the control, in the standard parametrization.
+A transfer test has a grid of runs. The test of the learning rate over width has a second grid, the
+control, in the standard parametrization.
 """
 
 import dataclasses
@@ -83,11 +83,12 @@ def grow_test(study, axis, optimum, drift=0.0):
     and its results.
     """
     results = {}
-    while True:
+    for _ in range(1 + len(list_axis_sizes(study, axis))):  # each round adds a size or ends
         test = build_transfer_test(make_settings(study, results), "learning_rate", axis)
-        if test.condition.is_done(results):
+        if test.grid.is_done(results):
             return test, results
-        results |= plant_losses(test.condition, optimum, drift)
+        results |= plant_losses(test.grid, optimum, drift)
+    raise AssertionError("the test asks for more and more runs")
 
 
 def list_log2_values(grid, size):
@@ -98,7 +99,7 @@ def list_log2_values(grid, size):
 @pytest.mark.parametrize("drift", [0.0, -0.5])
 def test_larger_sizes_use_fewer_rates_around_the_predicted_optimum(study, drift):
     base_optimum = -5.5
-    grid = grow_test(study, "width", base_optimum, drift)[0].condition
+    grid = grow_test(study, "width", base_optimum, drift)[0].grid
     narrow = study.plan.transfer.narrow_offsets_octaves
     for size, doublings in ((32, 2), (64, 3)):
         log2_values = list_log2_values(grid, size)
@@ -149,7 +150,7 @@ def test_grid_of_the_control_grows_only_until_it_brackets_its_optimum(study, opt
     # The tiny margin leaves the verdict open, so only the bracketing decides about more runs.
     two_widths = replace_transfer(study, margin_nats=1e-6, widths=(8, 16))
     first = build_transfer_test(make_settings(two_widths), "learning_rate", "width")
-    results = plant_losses(first.condition, optimum) | plant_losses(first.control, optimum)
+    results = plant_losses(first.grid, optimum) | plant_losses(first.control, optimum)
     again = build_transfer_test(
         make_settings(two_widths, results, rounds=1), "learning_rate", "width"
     )
@@ -166,7 +167,7 @@ def test_grid_of_the_control_grows_only_until_it_brackets_its_optimum(study, opt
     ],
 )
 def test_other_hyperparameters_are_tested_around_their_value_at_the_base(study, name, axis):
-    grid = build_transfer_test(make_settings(study), name, axis).condition
+    grid = build_transfer_test(make_settings(study), name, axis).grid
     assert {spec.hparams.learning_rate for spec, _ in grid.specs} == {BEST["learning_rate"]}
     base_value = get_base_value(study, name, BEST)
     values_at_base = {
@@ -178,7 +179,7 @@ def test_other_hyperparameters_are_tested_around_their_value_at_the_base(study, 
 
 
 def test_other_hyperparameters_are_tested_at_the_base_and_the_farthest_width(study):
-    specs = build_transfer_test(make_settings(study), "clip_norm", "width").condition.specs
+    specs = build_transfer_test(make_settings(study), "clip_norm", "width").grid.specs
     assert {spec.shape.width for spec, _ in specs} == {8, 64}
 
 

@@ -36,7 +36,7 @@ class FaultyPool:
         self.calls[worker] = dataclasses.replace(
             call, probe=json.loads(canon.to_canonical_json(call.probe))
         )
-        self.started_seeds.append(call.probe["spec"]["seed"])
+        self.started_seeds.append(call.probe["coordinates"]["spec"]["seed"])
 
     def wait(self, timeout_seconds):
         worker = max(self.calls)  # worker 1 answers first, so answers are out of order
@@ -115,7 +115,7 @@ def test_error_in_the_users_model_names_its_line(case, tmp_path):
     factory, (probe, *_) = case
     spec = dataclasses.replace(probe.spec, factory=load_factory("failing:build", tmp_path)[1])
     data = canon.to_json(dataclasses.replace(probe, spec=spec))
-    call = HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=data)
+    call = HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe={"coordinates": data})
     report = execute_call(0, call, factory)
     assert report.cause == "user_code" and report.error.startswith(
         "failing.py, line 21: `if self.calls > 5:"

@@ -6,6 +6,7 @@ import dataclasses
 
 from tiny_study import copy_records, run_forerun, run_json, write_plan
 
+from forerun._launcher.report.views import study_status
 from forerun._launcher.study.stages import coordinate_checks, gates
 from forerun._sweeps.store.ledger import Ledger
 
@@ -16,7 +17,9 @@ def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypat
             name="coordinates", outcome="failed" if checks else "cannot_tell", reason="it shrinks"
         )
 
-    monkeypatch.setattr(gates, "judge_coordinates", judge_as_failed)
+    # Both modules have the name. One that is imported only now would keep the patch forever.
+    for module in (gates, study_status):
+        monkeypatch.setattr(module, "judge_coordinates", judge_as_failed)
     plan, study = write_plan(tmp_path), tmp_path / "study"
     code, body = run_json("run", plan, "--study", study)
     assert (code, body["error"]) == (3, "GateError") and "it shrinks" in body["message"]

@@ -15,7 +15,7 @@ from forerun._launcher.study.stages import gates
 from forerun._launcher.study.stages.next_runs import find_next_runs
 from forerun._proxies.core.checks import Interval
 
-OLD_LAYER = {
+LAYER = {
     "layer": "lm_head",
     "role": "readout",
     "slope": -0.83,
@@ -23,10 +23,9 @@ OLD_LAYER = {
     "expected": [0.0, 0.0],
     "cause": "too small",
     "outcome": "vanishes",
+    "rate": None,
 }
-"""A layer in the record of a coordinate check by the first version of the check, without `rate`."""
-LAYER = {**OLD_LAYER, "rate": None}
-"""A layer in the record of a coordinate check by the present version."""
+"""A layer in the record of a coordinate check."""
 
 
 def make_check_body(outcome, *layers, lost=None, mistakes=(), axis="width"):
@@ -72,12 +71,7 @@ PASSING = make_check_body("passes", {**LAYER, "outcome": "passes"})
         ),
         (make_check_body("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
         (
-            make_check_body("vanishes", OLD_LAYER),
-            "cannot_tell",
-            "lm_head vanishes (slope -0.83): too small; recorded by",
-        ),
-        (
-            make_check_body("blows_up", {**OLD_LAYER, "outcome": "blows_up"}),
+            make_check_body("blows_up", {**LAYER, "outcome": "blows_up"}),
             "failed",
             "lm_head blows up",
         ),
@@ -190,14 +184,19 @@ def test_main_run_narrower_than_every_proxy_cannot_be_judged(study, findings, fi
     assert "is below" not in gates.judge_gates(study, {}, findings.verdicts, fit, choice)[2].reason
 
 
-def make_good_choice(findings, warnings=(), **prediction):
-    """Return the choice that a good ladder would give, with fields of the prediction changed."""
-    best = findings.choice.allocation.loss_nats
-    good = {"loss_nats": best, "low": 0.95 * best, "high": 1.05 * best, "extrapolation": 10.0}
+def make_good_choice(findings):
+    """Return the choice that a good ladder would give."""
+    choice, best = findings.choice, findings.choice.allocation.loss_nats
     return dataclasses.replace(
-        findings.choice,
-        allocation=dataclasses.replace(findings.choice.allocation, warnings=warnings),
-        prediction=dataclasses.replace(findings.choice.prediction, **{**good, **prediction}),
+        choice,
+        allocation=dataclasses.replace(choice.allocation, warnings=()),
+        prediction=dataclasses.replace(
+            choice.prediction,
+            loss_nats=best,
+            low=0.95 * best,
+            high=1.05 * best,
+            extrapolation=10.0,
+        ),
     )
 
 

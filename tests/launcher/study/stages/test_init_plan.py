@@ -8,6 +8,7 @@ import shutil
 import tomllib
 
 import jsonschema
+import optuna
 import pytest
 from tiny_study import COMMAND, run_forerun, run_json, write_corpus, write_plan, write_plan_with
 
@@ -282,6 +283,20 @@ def test_large_budget_gets_the_shape_and_layout_of_published_models(corpora):
         path,
     )
     assert load_plan(path).model.num_layers == 40
+
+
+def test_warm_start_sets_the_first_points_and_names_their_origin(tmp_path):
+    old_study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'old.db'}", study_name="old")
+    distributions = {"lr": optuna.distributions.FloatDistribution(1e-4, 1.0)}
+    old_study.add_trial(
+        optuna.trial.create_trial(params={"lr": 0.02}, distributions=distributions, values=[1.0])
+    )
+    plan = tmp_path / "plan.toml"
+    code, out, err = run_forerun("init", "--warm-start", tmp_path / "old.db", "--out", plan)
+    assert code == 0, err
+    assert load_plan(plan).search.warm_start == ({"learning_rate": 0.02},)
+    for text in (out, plan.read_text()):
+        assert "search.warm_start: the best of 1 finished trial of Optuna's study 'old'" in text
 
 
 def test_shard_of_the_wrong_size_is_refused(tmp_path):

@@ -47,25 +47,21 @@ def make_rung(width, steps):
 RUNGS = [make_rung(width, steps) for width in WIDTHS for steps in STEPS]
 
 
-def make_check(index, nats, loss_above=None):
-    """Return the check of a rung that is tuned.
+def make_check(index, loss_above=2.04):
+    """Return the check of a rung that is tuned, whose loss is 2.0 and whose regret is 0.001 nats.
 
     Args:
         index: Index of the rung in `RUNGS`.
-        nats: Regret of the rung's learning rate.
-        loss_above: Loss at a rate one octave higher; None for a higher loss than the rung's.
+        loss_above: Loss at a rate one octave higher.
     """
     regret = RateRegret(
-        nats=nats,
-        interval=(nats, nats),
+        nats=0.001,
+        interval=(0.001, 0.001),
         optimum_octaves=0.1,
         optimum_interval=(-0.1, 0.2),
         reach=(-1.0, 1.0),
     )
-    rung_loss = 2.0
-    if loss_above is None:
-        loss_above = rung_loss + 0.04
-    losses = {-1.0: rung_loss + 0.05, 0.0: rung_loss, 1.0: loss_above}
+    losses = {-1.0: 2.05, 0.0: 2.0, 1.0: loss_above}
     tried = tuple(
         RungRate(octaves=x, learning_rate=0.01 * 2**x, losses_nats=(loss,), diverged=False)
         for x, loss in losses.items()
@@ -94,7 +90,7 @@ def test_noise_of_a_run_is_the_largest_of_the_learning_rates_tests():
 def make_checks(*outcomes, num_planned=None):
     """Return checks with these outcomes, out of `num_planned` rungs that should be checked."""
     rungs = tuple(
-        dataclasses.replace(make_check(index, 0.001), outcome=outcome, words=f"rung {index} says")
+        dataclasses.replace(make_check(index), outcome=outcome, words=f"rung {index} says")
         for index, outcome in enumerate(outcomes)
     )
     return LadderChecks(rungs=rungs, num_planned=len(rungs) if num_planned is None else num_planned)
@@ -125,7 +121,7 @@ STUDY = SimpleNamespace(count_params=lambda shape: 1000)
 
 
 def test_report_has_the_checks_as_json_and_as_a_table():
-    check = describe_rung_check(STUDY, make_check(0, 0.001, loss_above=1.99))
+    check = describe_rung_check(STUDY, make_check(0, loss_above=1.99))
     assert [rate.octaves for rate in check.offsets] == [-1.0, 0.0, 1.0]
     assert check.better_octaves == 1.0
     body = canon.to_json(check.to_json())

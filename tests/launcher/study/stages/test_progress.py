@@ -59,23 +59,23 @@ def progress(clock):
     return StudyProgress(STAGES, clock=clock)
 
 
-def train(progress, clock, flops, seconds, parts=10):
-    """Ask for runs and finish them within `seconds`."""
+def train(progress, clock, flops, seconds):
+    """Ask for ten runs, and finish them one after another within `seconds`."""
     progress.begin_batch(flops)
-    for _ in range(parts):
-        clock.seconds += seconds / parts
-        progress.add(flops / parts)
+    for _ in range(10):
+        clock.seconds += seconds / 10
+        progress.add(flops / 10)
 
 
 def test_work_is_counted_over_all_stages(progress):
     progress.add(10.0)
-    assert progress.get_state().done == pytest.approx(0.01)
+    assert progress.update_state().done == pytest.approx(0.01)
     progress.begin("sweep")
     progress.begin_batch(100.0)
     progress.add(0.0, under_way=20.0)
-    assert progress.get_state().done == pytest.approx(0.03)
+    assert progress.update_state().done == pytest.approx(0.03)
     progress.add(40.0, under_way=10.0)
-    state = progress.get_state()
+    state = progress.update_state()
     assert state.done == pytest.approx(0.06) and (state.stage, state.number, state.num_stages) == (
         "sweep",
         2,
@@ -87,9 +87,9 @@ def test_remaining_time_is_unknown_before_enough_runs(progress, clock):
     clock.seconds += 500.0  # checks and the start of Ray
     progress.begin("sweep")
     train(progress, clock, 50.0, MIN_SPEED_SECONDS - 1.0)
-    assert progress.get_state().left_high_seconds is None
+    assert progress.update_state().left_high_seconds is None
     clock.seconds += 2.0
-    assert progress.get_state().left_low_seconds > 0
+    assert progress.update_state().left_low_seconds > 0
 
 
 def test_rate_counts_all_time_of_a_stage_from_its_first_run(progress, clock):
@@ -99,7 +99,7 @@ def test_rate_counts_all_time_of_a_stage_from_its_first_run(progress, clock):
     clock.seconds += 40.0  # for example a repeat of the best trial: the sweep took 1 s per FLOP
     progress.begin("transfer")
     train(progress, clock, 400.0, 200.0)
-    state = progress.get_state()
+    state = progress.update_state()
     # 400 FLOPs of transfer are left, at 0.5 s each, and 90 FLOPs of the ladder, at 0.5 to 1 s
     # each. Then fits and the report follow.
     low_share, high_share = OWN_SPREAD
@@ -115,19 +115,19 @@ def test_end_of_a_stage_is_not_the_end_of_the_study(progress, clock):
     """
     progress.begin("sweep")
     train(progress, clock, 100.0, 50.0)
-    state = progress.get_state()
+    state = progress.update_state()
     assert state.done < 0.12 and state.left_low_seconds > 100.0
 
 
 def test_unplanned_runs_add_time_and_do_not_lower_the_share_done(progress, clock):
     progress.begin("transfer")
     train(progress, clock, 800.0, 800.0)
-    before = progress.get_state()
+    before = progress.update_state()
     progress.begin_batch(400.0)
-    after = progress.get_state()
+    after = progress.update_state()
     assert after.done == before.done and after.left_low_seconds > before.left_low_seconds + 300.0
     train(progress, clock, 400.0, 400.0)
-    assert before.done < progress.get_state().done < 1.0
+    assert before.done < progress.update_state().done < 1.0
 
 
 def test_some_time_is_left_until_the_end(progress, clock):
@@ -135,19 +135,19 @@ def test_some_time_is_left_until_the_end(progress, clock):
     train(progress, clock, 90.0, 90.0)
     progress.begin("fit")
     clock.seconds += 1000.0
-    state = progress.get_state()
+    state = progress.update_state()
     assert state.done < 1.0 and state.left_low_seconds >= 1.0
     assert "at most 10 s left" in format_progress_line(state, 0)
 
 
-def test_resumed_study_counts_its_finished_work(clock):
-    progress = StudyProgress(STAGES, done=500.0, clock=clock)
+def test_resumed_study_counts_its_finished_work(progress):
+    progress.resume(500.0)
     progress.begin("sweep")
     progress.begin("transfer")
     progress.begin_batch(400.0)
-    assert progress.get_state().done == pytest.approx(0.51)
+    assert progress.update_state().done == pytest.approx(0.51)
     progress.begin("check")  # a stage that has passed
-    assert progress.get_state().stage == "transfer"
+    assert progress.update_state().stage == "transfer"
 
 
 @pytest.mark.parametrize(

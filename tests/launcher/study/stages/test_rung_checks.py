@@ -26,7 +26,7 @@ def make_run(octaves, seed):
     )
 
 
-def judge(losses, noise=0.001, **options):
+def judge(losses, noise=0.001):
     """Judge a rung from its losses by octaves: numbers, lists of numbers by seed, "diverged" or
     "failed".
     """
@@ -42,19 +42,17 @@ def judge(losses, noise=0.001, **options):
             )
     rung = next(specs[0] for octaves, specs in runs if octaves == 0)
     checked = CheckedRung(rung=rung, runs=tuple(runs))
-    return judge_rung(checked, results, noise, **{"margin_nats": MARGIN, "level": LEVEL, **options})
+    return judge_rung(checked, results, noise, margin_nats=MARGIN, level=LEVEL)
 
 
-def make_losses(optimum, curvature=0.08, offsets=(-1.0, 0.0, 1.0), bottom=2.0):
-    """Return the losses of a parabola, by offset from the rung's rate in octaves.
+def make_losses(optimum, offsets=(-1.0, 0.0, 1.0)):
+    """Return the losses of a parabola that rises by 0.04 nats one octave from its minimum.
 
     Args:
-        optimum: Offset of the minimum, in octaves.
-        curvature: Second derivative, in nats per octave squared.
+        optimum: Offset of the minimum from the rung's rate, in octaves.
         offsets: Offsets of the rates that are run, in octaves.
-        bottom: Loss at the minimum, in nats.
     """
-    return {octaves: bottom + 0.5 * curvature * (octaves - optimum) ** 2 for octaves in offsets}
+    return {octaves: 2.0 + 0.04 * (octaves - optimum) ** 2 for octaves in offsets}
 
 
 @pytest.mark.parametrize("optimum", [0.0, 0.3, -0.7, 0.99])
@@ -65,13 +63,13 @@ def test_planted_parabola_is_recovered(optimum, offsets):
     regret = judge(make_losses(optimum, offsets=offsets), noise=1e-7).excess
     inside = max(offsets[0], min(optimum, offsets[-1]))
     assert regret.optimum_octaves == pytest.approx(inside, abs=1e-5)
-    # The regret is half the curvature of 0.08, times the difference of the squared distances.
+    # The regret is 0.04 times the difference of the squared distances from the minimum.
     assert regret.nats == pytest.approx(0.04 * (optimum**2 - (inside - optimum) ** 2), abs=1e-7)
     assert regret.interval[0] <= regret.nats <= regret.interval[1]
 
 
 def test_intervals_cover_the_planted_regret_and_no_verdict_is_wrong():
-    """The noise is half the margin. The losses rise by 0.04 nats one octave from the optimum."""
+    """The noise is half the margin."""
     rng, noise = np.random.default_rng(0), MARGIN / 2
     # Optimum, true outcome, and number of 200 checks that must at least reach it
     cases = (
@@ -83,9 +81,7 @@ def test_intervals_cover_the_planted_regret_and_no_verdict_is_wrong():
     for optimum, truth, num_decided in cases:
         outcomes, num_covered = [], 0
         for _ in range(200):
-            losses = {
-                x: y + noise * rng.standard_normal() for x, y in make_losses(optimum, 0.08).items()
-            }
+            losses = {x: y + noise * rng.standard_normal() for x, y in make_losses(optimum).items()}
             check = judge(losses, noise)
             outcomes.append(check.outcome)
             planted = 0.04 * (optimum**2 - max(0.0, abs(optimum) - 1) ** 2)

@@ -136,15 +136,15 @@ def test_spend_of_a_killed_driver_is_recorded_by_the_next(plan, tmp_path):
     study = tmp_path / "study"
     command = [sys.executable, "-m", "forerun", "run", plan, "--study", study]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
-        deadline = time.monotonic() + 60
-        while read_live(study) is None:
-            assert time.monotonic() < deadline and driver.poll() is None
-            time.sleep(0.05)
-        body = json.loads(run_forerun("status", study, "--brief", "--json")[1])
-        assert (
-            body["now"]["driver"]["at_work"] is True and body["now"]["driver"]["stage"] == "search"
-        )
-        driver.kill()
+        try:
+            deadline = time.monotonic() + 60
+            while read_live(study) is None:
+                assert time.monotonic() < deadline and driver.poll() is None
+                time.sleep(0.05)
+            now = json.loads(run_forerun("status", study, "--brief", "--json")[1])["now"]
+            assert now["driver"]["at_work"] is True and now["driver"]["stage"] == "search"
+        finally:
+            driver.kill()  # the end of the block waits for the process
     assert run_json("status", study, "--brief")[1]["now"]["driver"]["at_work"] is False
     live = read_live(study)
     assert run_json("sweep", plan, "--study", study)[0] == 0

@@ -53,9 +53,9 @@ def start_run(plan, study, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_outcomes(process, study, num_done, seconds=90):
-    """Wait until a study has `num_done` outcomes, the process has ended, or the time is over."""
-    deadline = time.monotonic() + seconds
+def wait_for_outcomes(process, study, num_done):
+    """Wait until a study has `num_done` outcomes, the process has ended, or 90 seconds are over."""
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         if len(list_outcomes(study)) >= num_done:
             return

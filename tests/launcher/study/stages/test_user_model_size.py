@@ -10,7 +10,7 @@ import pytest
 from tiny_study import COMMAND, run_json, write_corpus, write_plan_with
 
 from forerun._launcher.study.stages.study_folder import open_ledger, open_recorded_study, read_study
-from forerun._launcher.study.stages.user_model import DescribeError, count_user_params
+from forerun._launcher.study.stages.user_model import DescribeError, record_user_params
 from forerun._proxies.core.checks import SpecError
 from forerun._scaling_fits.allocation.shapes import ShapeRequest, WidthCount, choose_shape
 
@@ -59,13 +59,13 @@ def test_model_factory_is_counted_once_and_recorded(tmp_path):
     (tmp_path / "counted.py").write_text(MODEL)
     study = make_study(tmp_path, '[proxy]\nfactory = "counted:Model"\n')
     with open_ledger(study) as ledger:
-        counted = count_user_params(study, ledger)
+        counted = record_user_params(study, ledger)
         shape = study.build_shape(40)
         assert counted.count_params(shape) == 2 * 40 * shape.vocab_size + 40 * 40
         assert counted.count_params(shape) != study.count_params(shape), (
             "the built-in family has more"
         )
-        assert count_user_params(study, ledger).counts == counted.counts
+        assert record_user_params(study, ledger).counts == counted.counts
         assert len(ledger.read_records("counted")) == 1
     # The record is read without the code.
     (tmp_path / "counted.py").unlink()
@@ -77,7 +77,7 @@ def test_command_describes_its_size_and_the_budget_follows(tmp_path):
     plan = write_plan_with(tmp_path, make_plan_part(tmp_path, DESCRIBE))
     study = read_study(plan, tmp_path / "study")
     with open_ledger(study) as ledger:
-        counted = count_user_params(study, ledger)
+        counted = record_user_params(study, ledger)
     # The parameters are a sixth of the FLOPs per token, not the number that is stored.
     assert counted.count_params(study.build_shape(24)) == 2 * 24**2 + 512 * 24
     request = ShapeRequest(params=2 * 64**2 + 512 * 64, template=counted.shape_template)
@@ -89,7 +89,10 @@ def test_command_describes_its_size_and_the_budget_follows(tmp_path):
     ("code", "message"),
     [
         ("import sys; sys.exit('no such size')", "ended with exit code 1: no such size"),
-        ("print('hello')", "printed 'hello': its last line must be JSON"),
+        (
+            "print('hello')",
+            "printed 'hello': its last line must be JSON such as {\"params\": 124439808}, with",
+        ),
         ("print('{\"params\": 0}')", "its last line must be JSON"),
         ("print('{\"params\": 1000}')", "the number of parameters must grow with the width"),
         ("print('{\"params\": NaN}')", "its last line must be JSON"),
@@ -101,7 +104,7 @@ def test_wrong_description_is_refused_before_any_run(tmp_path, code, message):
     study = read_study(write_plan_with(tmp_path, part), tmp_path / "study")
     with open_ledger(study) as ledger:
         with pytest.raises(DescribeError, match=r"at widths? ") as problem:
-            count_user_params(study, ledger)
+            record_user_params(study, ledger)
         assert message in str(problem.value)
         assert not ledger.read_records("counted")
 

@@ -4,6 +4,7 @@ that compute correctly agree.
 """
 
 from collections import Counter
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -24,23 +25,22 @@ def plan(tmp_path):
     return write_replay_plan(tmp_path)
 
 
-def sweep(plan, hosts, corrupt=(), *more, study="study", **options):
+def sweep(plan, hosts, corrupt=(), every=3, study="study"):
     """Search on fake machines.
 
     Args:
         plan: Plan file.
         hosts: Names of the machines.
-        corrupt: Names of the machines that flip bits of gradients.
-        more: Further arguments of `forerun sweep`.
+        corrupt: Names of the machines that flip a bit of the gradients.
+        every: Number of steps of such a machine from one flip to the next.
         study: Name of the study's folder.
-        options: Options of `fake_machines`.
 
     Returns:
         The exit code, the output, the ledger, the pools, and the corruption.
     """
     folder = plan.parent / study
-    with fake_machines(hosts, corrupt, **options) as (pools, corruption):
-        code, out, err = run_forerun("sweep", plan, "--study", folder, *more)
+    with fake_machines(hosts, corrupt, every) as (pools, corruption):
+        code, out, err = run_forerun("sweep", plan, "--study", folder)
     assert "Traceback" not in err, err
     return code, out + err, Ledger.read(folder), pools, corruption
 
@@ -68,14 +68,14 @@ def test_flipped_bit_of_a_gradient_stops_the_study_for_good(plan):
     code, _, ledger, pools, _ = sweep(plan, ["a", "b"], ["b"])
     assert code == 3 and pools == [] and len(ledger.read_records("replayed")) == 1
     # The gate stays closed if the plan no longer asks for a second run.
-    gates = build_replay_gate(FakeStudy(replays_winner=False), ledger)
+    gates = build_replay_gate(SimpleNamespace(replays_winner=False), ledger)
     assert [gate.outcome for gate in gates] == ["failed"]
     # There is nothing to freeze yet, but the failure is accepted.
     accept = ("--accept", "replays_agree", "--reason", "one machine, and it is a toy")
     assert run_forerun("freeze", plan.parent / "study", *accept)[0] == 2
     code, output, _, _, _ = sweep(plan, ["a", "b"], ["b"])
     assert code == 0 and "accepted failure: gate replays_agree" in output
-    # Without flips the same machine is honest.
+    # A machine that flips no bit in this search agrees.
     code, _, ledger, _, _ = sweep(plan, ["a", "b"], ["b"], every=10**9, study="honest")
     assert code == 0 and list_outcomes(ledger) == ["agrees"]
 
@@ -106,10 +106,3 @@ def test_driver_killed_at_the_record_of_a_replay_resumes(tmp_path, when):
     assert codes[-1] == 0 and len(killed_at) == 1 and list_outcomes(ledger) == ["agrees"]
     num_replays = sum(again for pool in pools for *_, again in pool.admitted)
     assert num_replays == (1 if when == "after" else 2), "a recorded replay is not repeated"
-
-
-class FakeStudy:
-    """A study that asks for a second run of its winner, or does not."""
-
-    def __init__(self, replays_winner):
-        self.replays_winner = replays_winner

@@ -7,7 +7,7 @@ from pathlib import Path
 import command_cases as cases
 import pytest
 
-from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.plan.study import build_bank_key
 from forerun._launcher.study.workers.host import HostFactory
 from forerun._sweeps.run.driver import drive
 from forerun._sweeps.run.pool import InlinePool

@@ -54,9 +54,10 @@ def test_memory_of_a_shared_gpu_is_limited_before_the_engine_allocates(
     host = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), gpu_share=share)()
     assert isinstance(host, WorkerHost)
     call = HostCall(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), seconds=1.0)
-    with pytest.raises(torch.OutOfMemoryError) as error:
-        host.advance(call)
-    assert classify(error.value) == "out_of_memory", "such a run is retried in smaller parts"
+    for _ in range(2):  # the second engine of the worker is under the same limit
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            host.advance(call)
+        assert classify(error.value) == "out_of_memory", "such a run is retried in smaller parts"
 
 
 @pytest.mark.gpu

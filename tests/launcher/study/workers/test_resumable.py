@@ -2,6 +2,8 @@
 slow. A failed save is no error, and a state that does not fit is replaced by an earlier one.
 """
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +128,28 @@ def test_failed_save_is_a_note(worker):
     (note,) = worker.runs.take_notes()
     assert "No space left on device" in note
     assert worker.runs.take_notes() == ()
+
+
+def test_spy_of_the_kill_benchmark_records_begun_reached_and_saved_steps(
+    worker, tmp_path, monkeypatch
+):
+    """The spy replaces methods of this module in the workers of benchmarks/cpu/random_kills.py."""
+    path = Path(__file__).parents[3] / "support" / "launcher" / "spy" / "sitecustomize.py"
+    spec = importlib.util.spec_from_file_location("spy", path)
+    spy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(spy)
+    for name in ("admit", "advance"):  # restored after the test
+        monkeypatch.setattr(ResumableRuns, name, getattr(ResumableRuns, name))
+    monkeypatch.setenv("FORERUN_TEST_STEPS", str(tmp_path / "steps"))
+    spy.wrap_resumable(resumable)
+    worker.runs.admit(0, make_spec())
+    worker.runs.advance(3, CALL_SECONDS)
+    worker.runs.save()
+    assert (tmp_path / "steps").read_text().splitlines() == [
+        f"begin {RUN_ID} 0",
+        f"at {RUN_ID} 3",
+        f"saved {RUN_ID} 3",
+    ]
 
 
 def test_refused_state_is_replaced_by_the_one_before_it(worker):

@@ -50,7 +50,11 @@ def wrap_host(module):
 
 def wrap_resumable(module):
     """Make the engine record the steps at which runs begin, have arrived, and are saved."""
-    admit, advance, store = module.ResumableRuns.admit, module.ResumableRuns.advance, module.store
+    admit, advance, save = (
+        module.ResumableRuns.admit,
+        module.ResumableRuns.advance,
+        module.save_state,
+    )
     run_ids = {}
 
     def record(event, run_id, step):
@@ -62,20 +66,19 @@ def wrap_resumable(module):
         run_ids[index] = spec.id
         record("begin", spec.id, engine.steps[index])
 
-    def advance_and_record(engine, num_steps):
-        finished = advance(engine, num_steps)
+    def advance_and_record(engine, num_steps, seconds):
+        finished = advance(engine, num_steps, seconds)
         for index, step in engine.steps.items():
             record("at", run_ids[index], step)
         return finished
 
-    def store_and_record(folder, state):
-        result = store(folder, state)
+    def save_and_record(folder, state):
+        save(folder, state)
         record("saved", state.header.run_id, state.header.step)
-        return result
 
     module.ResumableRuns.admit = admit_and_record
     module.ResumableRuns.advance = advance_and_record
-    module.store = store_and_record
+    module.save_state = save_and_record
 
 
 if "FORERUN_TEST_DIARY" in os.environ:
