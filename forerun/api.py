@@ -307,9 +307,9 @@ def load(study: PathText | None = None) -> StudyView:
     Raises:
         ValueError: There is no study, or it is damaged.
     """
-    from forerun import _sweeps
+    from forerun._sweeps.store.view import StudyView
 
-    return _sweeps.load(find_study(None if study is None else os.fspath(study)))
+    return StudyView(find_study(None if study is None else os.fspath(study)))
 
 
 def explain(frozen: PathText | None = None, field: str | None = None) -> Explanation:

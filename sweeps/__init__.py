@@ -8,26 +8,3 @@ points.
 Refuses:  a damaged ledger, a changed plan, a second or stale driver, a full disk, an unbounded
 wait.
 """
-
-from __future__ import annotations
-
-import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from forerun._sweeps.store.view import StudyView
-
-
-def load(study: str | os.PathLike[str]) -> StudyView:
-    """Load the runs of a study folder, for notebooks.
-
-    `sweeps.load("study").trials()` is a DataFrame with one row per run.
-
-    Raises:
-        SweepError: the folder holds no study, or its ledger is damaged.
-    """
-    from pathlib import Path
-
-    from forerun._sweeps.store.view import StudyView
-
-    return StudyView(Path(study))

@@ -188,15 +188,7 @@ def measure_search(sampler: str, num_trials: int, study: Path) -> dict[str, Any]
     ):
         search = Search(SPACE, 7, PARALLELISM, sampler=sampler)
         source = SearchSource(search, make_run, ledger, stage="search", num_trials=num_trials)
-        drive(
-            source,
-            pool,
-            ledger,
-            study,
-            num_slots_for=lambda spec: spec.numerics.num_slots,
-            bank_key_for=lambda spec: "one",
-            progress=record_reading,
-        )
+        drive(source, pool, ledger, study, bank_key_for=lambda spec: "one", progress=record_reading)
     blocks = GP_BLOCKS if sampler == "gp" else BLOCKS
     return {
         "sampler": sampler,

@@ -107,7 +107,6 @@ def run_trivial_search(study: Path, num_trials: int, out: Path) -> None:
                 pool,
                 ledger,
                 study,
-                num_slots_for=lambda spec: NUM_SLOTS,
                 bank_key_for=lambda spec: "one",
                 max_attempts=3,
                 progress=record_outcomes,

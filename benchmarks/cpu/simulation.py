@@ -40,20 +40,20 @@ def run_seeds(num_seeds: int) -> tuple[Counter[str], list[str]]:
     broken = []
     for seed in range(num_seeds):
         try:
-            counts += simulation.simulate(seed, faults=driver_mutants.get_fault_likelihood(seed))[0]
+            faults = driver_mutants.get_fault_likelihood(seed)
+            counts += simulation.simulate(seed, faults=faults).counts
         except (simulation.BrokenPromiseError, ValueError) as error:
             broken.append(f"seed {seed}: {type(error).__name__}: {error}")
-    calm = driver_mutants.run_calm_search()
     for seed in range(num_seeds // 4):
         try:
-            failures, ledger = simulation.simulate(
+            study = simulation.simulate(
                 seed,
                 # Few faults, because a search with a failed run cannot be compared
                 faults=0.2 * driver_mutants.get_fault_likelihood(seed),
                 make_source=driver_mutants.make_pruning_source,
             )
-            counts += failures
-            if driver_mutants.has_decided_otherwise(ledger, calm):
+            counts += study.counts
+            if driver_mutants.compare_with_calm_search(study.ledger) == "different":
                 broken.append(
                     f"search {seed}: it took other decisions than the search without failures"
                 )

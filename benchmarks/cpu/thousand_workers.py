@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import read_peak_memory_mb
 from result_files import describe_machine, make_parser
-from sweep_fakes import get_bank_key, get_num_slots, make_spec
+from sweep_fakes import get_bank_key, make_spec
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.hyperparameters import Hparams
@@ -305,7 +305,6 @@ def measure_driver(num_workers: int, write_seconds: float) -> dict[str, Any]:
             pool,
             ledger,
             Path(name),
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             should_stop=should_stop,
             clock=pool.read_clock,
@@ -365,7 +364,6 @@ def measure_search_memory(num_trials: int, study_dir: Path) -> float:
             pool,
             ledger,
             study_dir,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             clock=pool.read_clock,
         )
@@ -453,10 +451,10 @@ RAY_WORKERS, RAY_CALLS, RAY_ROUNDS = 8, 2_000, 5
 
 def measure_worker_states(pool: Any) -> float:
     """Return the calls per second of forerun's worker states, with one call queued per worker."""
-    states = WorkerStates(pool, get_num_slots, AdaptiveTimeouts(600.0), time.monotonic)
-    attempt = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
+    states = WorkerStates(pool, AdaptiveTimeouts(600.0), time.monotonic)
+    open_run = driver.OpenRun(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
     for worker in states.workers:
-        worker.bank_key, worker.slots[0] = "one", attempt
+        worker.bank_key, worker.slots[0] = "one", open_run
     began, num_calls = time.monotonic(), 0
     while num_calls < RAY_CALLS:
         for index, _ in states.take_training():

@@ -151,6 +151,9 @@ def _sort_files(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: 
     """Assign the files of a source to splits by their names, and say which files are read.
 
     Dataset cards and the files of test splits are added to the files that are not read.
+
+    Raises:
+        DataError: No file of the source is read.
     """
     by_purpose, unread = split_by_name(listing.files), UnreadFiles()
     for kind, files in (("dataset card", by_purpose.cards), ("test split", by_purpose.test)):

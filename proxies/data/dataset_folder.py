@@ -1,7 +1,7 @@
 """Splits of files by their names, as in dataset folders of the Hugging Face Hub.
 
-Such a folder has data files that are named for a split, and a README that describes the data (a
-card), which is not read.
+In such a folder, data files are named for a split. A README, called a card, describes the data and
+is not read.
 """
 
 from __future__ import annotations

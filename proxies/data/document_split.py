@@ -20,7 +20,14 @@ from forerun._proxies.data.pretokenized import read_llm_c, read_megatron, read_n
 from forerun._proxies.data.shards import ShardWriter
 from forerun._proxies.data.text_readers import read_jsonl, read_parquet, read_text
 from forerun._proxies.data.tokenizer import Tokenizer
-from forerun._proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
+from forerun._proxies.data.tokens import (
+    SPLITS,
+    DataError,
+    Dtype,
+    Source,
+    Split,
+    explain_read_errors,
+)
 
 _READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = {
     "text": read_text,
@@ -80,10 +87,8 @@ def read_documents(file: SourceFile, reading: ReaderOptions) -> Iterator[Documen
     Raises:
         DataError: The file cannot be read, or is not what its format says.
     """
-    try:
+    with explain_read_errors(file.path):
         yield from _READERS[file.format](file, reading)
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
 
 def is_held_out(digest: bytes, validation_fraction: float) -> bool:

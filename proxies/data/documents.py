@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,13 @@ from forerun._proxies.core.plain_files import name_kind, open_plain
 from forerun._proxies.data.megatron_index import has_index, read_index
 from forerun._proxies.data.raw_ids import NPY_MAGIC, read_npy_header
 from forerun._proxies.data.remote import is_uri, list_remote
-from forerun._proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead, Split
+from forerun._proxies.data.tokens import (
+    MAX_EXAMPLES,
+    DataError,
+    NotRead,
+    Split,
+    explain_read_errors,
+)
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -284,49 +289,17 @@ def recognize_file(path: Path) -> SourceFile:
         DataError: The file cannot be read, is not what its name says, or has a format that is not
             read.
     """
-    try:
-        with open_plain(path) as file:
-            start = file.read(len(NPY_MAGIC))
-            num_bytes = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise DataError(f"{path} is not a file or folder") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    compression = next(
-        (name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None
-    )
-    expected = _COMPRESSED_SUFFIXES.get(path.suffix)
-    if expected and expected != compression:
-        raise DataError(
-            f"{path} is named {path.suffix} but does not begin as {expected} does: it is truncated "
-            "or misnamed"
+    with explain_read_errors(path):
+        try:
+            with open_plain(path) as file:
+                start = file.read(len(NPY_MAGIC))
+                num_bytes = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            raise DataError(f"{path} is not a file or folder") from None
+        compression = next(
+            (name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None
         )
-    inner_name = path.stem if expected else path.name
-    magic = struct.unpack("<i", start[:4])[0] if len(start) >= 4 else 0
-    if path.suffix in _OTHER_KINDS:
-        raise DataError(
-            f"{path} is {_OTHER_KINDS[path.suffix]}, which is not read: convert it, or leave it out"
-        )
-    if start.startswith(b"PAR1"):
-        kind = "parquet"
-    elif inner_name.endswith(".parquet"):
-        raise DataError(
-            f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated "
-            "or misnamed"
-        )
-    elif start == NPY_MAGIC:
-        kind = "npy"
-    elif inner_name.endswith(".bin") and has_index(path):
-        kind = "megatron"
-    elif inner_name.endswith((".bin", ".npy")):
-        kind = "llm.c" if magic in LLMC_MAGICS else "nanogpt"
-    else:
-        kind = "jsonl" if inner_name.endswith(_JSONL_SUFFIXES) else "text"
-    dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": RAW}.get(kind)
-    if kind == "megatron":
-        dtype = read_index(path).dtype
-    elif kind == "npy":
-        dtype = read_npy_header(path)[0].name
+        kind, dtype = _find_format(path, start, compression)
     return SourceFile(
         path=path,
         format=kind,
@@ -335,6 +308,46 @@ def recognize_file(path: Path) -> SourceFile:
         ids_dtype=dtype,
         relative_name=path.name,
     )
+
+
+def _find_format(path: Path, start: bytes, compression: str | None) -> tuple[str, str | None]:
+    """Return a file's format, and the stored dtype of its ids; None if it contains text.
+
+    Args:
+        path: The file.
+        start: Its first bytes.
+        compression: Compression that these bytes show; None if they show none.
+
+    Raises:
+        DataError: The file is not what its name says, or has a format that is not read.
+        OSError: The file or its index cannot be read.
+    """
+    expected = _COMPRESSED_SUFFIXES.get(path.suffix)
+    if expected and expected != compression:
+        raise DataError(
+            f"{path} is named {path.suffix} but does not begin as {expected} does: it is truncated "
+            "or misnamed"
+        )
+    if path.suffix in _OTHER_KINDS:
+        raise DataError(
+            f"{path} is {_OTHER_KINDS[path.suffix]}, which is not read: convert it, or leave it out"
+        )
+    inner_name = path.stem if expected else path.name
+    if start.startswith(b"PAR1"):
+        return "parquet", None
+    if inner_name.endswith(".parquet"):
+        raise DataError(
+            f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated "
+            "or misnamed"
+        )
+    if start == NPY_MAGIC:
+        return "npy", read_npy_header(path)[0].name
+    if inner_name.endswith(".bin") and has_index(path):
+        return "megatron", read_index(path).dtype
+    if inner_name.endswith((".bin", ".npy")):
+        llm_c_dtype = LLMC_MAGICS.get(int.from_bytes(start[:4], "little"))
+        return ("llm.c", llm_c_dtype) if llm_c_dtype else ("nanogpt", RAW)
+    return ("jsonl" if inner_name.endswith(_JSONL_SUFFIXES) else "text"), None
 
 
 def describe_formats(files: Iterable[SourceFile]) -> str:

@@ -1,10 +1,12 @@
 """The index file (`.idx`) of a Megatron-LM `.bin`, which tells where each document begins.
 
-The format is that of `IndexedDataset` (megatron/core/datasets/indexed_dataset.py), little-endian.
-The header has the magic `MMIDIDX` and two zero bytes, version 1 (8 bytes), the code of the ids'
-dtype (1 byte), the number of sequences, and the number of entries in the list of documents (8 bytes
-each). After it come each sequence's length (int32), each sequence's offset in bytes (int64), and
-the first sequence of each document, ended by the number of sequences (int64).
+The format is that of `IndexedDataset` (megatron/core/datasets/indexed_dataset.py), little-endian:
+
+- the magic `MMIDIDX` and two zero bytes
+- version 1 (8 bytes), and the code of the ids' dtype (1 byte)
+- the number of sequences, and the length of the list of documents (8 bytes each)
+- the length of each sequence (int32), and then its offset in bytes (int64)
+- the list of documents: the first sequence of each, and at the end the number of sequences (int64)
 """
 
 from __future__ import annotations
@@ -46,17 +48,13 @@ def has_index(path: Path) -> bool:
     """Return whether a `.bin` has an index of Megatron-LM.
 
     Raises:
-        DataError: The index cannot be read.
+        OSError: The index cannot be read.
     """
-    index = _get_index_path(path)
     try:
-        with open_plain(index) as file:
-            magic = file.read(len(MAGIC))
+        with open_plain(_get_index_path(path)) as file:
+            return file.read(len(MAGIC)) == MAGIC
     except FileNotFoundError:
         return False
-    except OSError as error:
-        raise DataError(f"{index} cannot be read: {error.strerror}") from error
-    return magic == MAGIC
 
 
 def _read_header(index: Path, content: bytes) -> tuple[int, int, int]:
@@ -90,13 +88,11 @@ def read_index(path: Path) -> MegatronIndex:
 
     Raises:
         DataError: The index has another version or dtype, is truncated, or does not fit the `.bin`.
+        OSError: The index cannot be read.
     """
     index = _get_index_path(path)
-    try:
-        with open_plain(index) as file:
-            content = file.read()
-    except OSError as error:
-        raise DataError(f"{index} cannot be read: {error.strerror}") from error
+    with open_plain(index) as file:
+        content = file.read()
     code, num_sequences, num_documents = _read_header(index, content)
 
     # Sequences and documents

@@ -1,8 +1,8 @@
 """The dtype of token ids in raw files, which do not state it, and in NumPy's `.npy`, which do.
 
 nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. A file that is read
-with the wrong width still gives ids: of uint32 ids below 65,536, every second uint16 is 0. So the
-width (bytes per id) is recognized as the one with which the ids are inside the vocabulary and at
+with the wrong width (bytes per id) still gives ids: if uint32 ids below 65,536 are read as uint16,
+every second id is 0. So a width is accepted if with it the ids are inside the vocabulary, and at
 least half of them are not 0. If two widths are possible, the user must name one.
 """
 

@@ -134,11 +134,11 @@ def create_unfinished_folder(out: Path) -> Iterator[Path]:
     The folder is locked. Files that a killed process left in it are deleted.
 
     Raises:
-        DataError: Another process is writing to `out`, it contains files that are not of a corpus
-            but are named like one, or it cannot be created.
+        DataError: Another process is writing to `out`, `out` has files that are named like those of
+            a corpus but no manifest, or the folder cannot be created.
     """
     folder, is_new = out / UNFINISHED, not out.exists()
-    read_published(out)
+    read_published(out)  # refuses a folder that cannot hold the corpus
     with _explain_write_errors(out):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)

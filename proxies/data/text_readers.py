@@ -15,6 +15,7 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.parquet
 
+from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.plain_files import open_plain, require_plain
 from forerun._proxies.data.documents import Document, ReaderOptions, SourceFile
 from forerun._proxies.data.remote import get_first_line, open_filesystem
@@ -174,7 +175,12 @@ def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
             type, and the columns that contain texts.
     """
     fields = [field for field in schema if field.name == text_key]
-    if len(fields) == 1 and (_is_text_type(fields[0].type) or pa.types.is_null(fields[0].type)):
+    if len(fields) > 1:
+        raise DataError(
+            f"{file.name} has {format_counted(len(fields), 'column')} named {text_key!r}: rename "
+            "or remove all but one"
+        )
+    if fields and (_is_text_type(fields[0].type) or pa.types.is_null(fields[0].type)):
         return
     texts = [field.name for field in schema if _is_text_type(field.type)]
     advice = f"name one of {', '.join(texts)} with --text-key"
@@ -183,8 +189,8 @@ def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
         advice = f"no column holds texts ({columns[:300]}): write one first"
     problem = (
         f"column {text_key!r} holds {str(fields[0].type)[:80]}, not text"
-        if len(fields) == 1
-        else f"has {len(fields) or 'no'} column {text_key!r}"
+        if fields
+        else f"has no column {text_key!r}"
     )
     raise DataError(f"{file.name} {problem}: {advice}")
 

@@ -24,7 +24,7 @@ from forerun._proxies.data.tokenizer_process import (
     TokenizerProcess,
     serve,
 )
-from forerun._proxies.data.tokens import DataError
+from forerun._proxies.data.tokens import DataError, explain_read_errors
 
 DOCUMENT_END = 0
 """End id of the byte tokenizer: NUL, which is removed from texts."""
@@ -79,10 +79,8 @@ class FileTokenizer:
 
     def __init__(self, file: Path, end_token: str | None) -> None:
         self._file = file
-        try:
+        with explain_read_errors(file):
             self.content = read_plain(file, MAX_TOKENIZER_BYTES)
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}") from error
         self.name = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
         self._process = TokenizerProcess(file, __name__)
         try:

@@ -11,10 +11,11 @@ standard library.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -57,6 +58,17 @@ class CorruptCorpusError(DataError):
     """A corpus has shards or a tokenizer that are not what its manifest says."""
 
     exit_code = ExitCode.CORRUPT
+
+
+@contextlib.contextmanager
+def explain_read_errors(path: Path) -> Iterator[None]:
+    """Turn operating system errors while reading into a DataError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,8 +377,8 @@ class TokenStore:
     def count_windows(self, split: Split, seq_len: int) -> int:
         """Return how many sequences can be drawn before a window is drawn a second time.
 
-        Windows do not overlap. With several sources, the one that is used up first at the corpus's
-        weights decides; a source with a weight but without a window makes the number 0.
+        Windows do not overlap. In a mixture, the number is reached when the first source runs out
+        of windows. It is 0 if a source with a weight has no window.
 
         Args:
             split: Split to draw from.

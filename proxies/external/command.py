@@ -81,13 +81,8 @@ class CommandEngine:
         self._run: _Attempt | None = None
 
     @property
-    def free_slots(self) -> list[int]:
-        """The free slots: [0], or [] while a command runs."""
-        return [] if self._run else [0]
-
-    @property
     def steps(self) -> dict[int, int]:
-        """Last step that the command has logged, by slot."""
+        """Last step that the command has logged, by slot; empty if no command runs."""
         return {} if self._run is None else {0: self._run.last_step}
 
     def admit(self, index: int, spec: RunSpec) -> None:
@@ -201,12 +196,10 @@ class _Attempt:
             return status
         if not status:
             return ""
-        number = get_signal(status)
-        if number == signal.SIGKILL:
-            return f"it was killed by SIGKILL ({_format_exit(status)}), probably for memory"
-        if status < 0:
-            return f"it was killed by signal {number}"
-        return f"it ended with {_format_exit(status)}"
+        ending = f"exit code {status}" if status > 0 else f"signal {-status}"
+        if get_signal(status) == signal.SIGKILL:
+            return f"it was killed by SIGKILL ({ending}), probably for memory"
+        return f"it ended with {ending}" if status > 0 else f"it was killed by {ending}"
 
     def _make_error(self, problem: str) -> CommandError:
         """Return the error of a run that cannot be judged, with its cause."""
@@ -249,10 +242,6 @@ class _Attempt:
             if time.monotonic() > deadline:
                 break
         return has_more
-
-
-def _format_exit(status: int) -> str:
-    return f"exit code {status}" if status > 0 else f"signal {-status}"
 
 
 def get_placeholder_values(

@@ -8,7 +8,7 @@ A factory draws its weights with initial stds of its own choice: 0.02, 1 / sqrt(
 At the base shape these values are kept. At another shape, each tensor must have the initial std
 that the parametrization gives: the factory's std at the base shape, times the parametrization's
 factor between the shapes. So this module measures the stds of the factory's models at both shapes.
-The tensor is then multiplied by the ratio of the std that it must have to the std that it has.
+The tensor is then multiplied by the required std divided by the measured std.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Describe a factory's model for a run.
 
-A description has the numbers that each parameter is trained with, the factors by which initial
-values are multiplied so that they have the parametrization's stds, and the modules to which the
-forward multipliers apply. The model is compared with models of base shapes from the same factory.
+A description has three parts: the numbers that each parameter is trained with, a factor for its
+initial values, which gives them the parametrization's std, and the modules to which the forward
+multipliers apply. The model is compared with models of base shapes from the same factory.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _describe(build: Build, spec: RunSpec, run_spreads: Mapping[str, InitialSpre
         run_spreads: Spreads of the initial values at the run's shape; empty for `describe_outline`.
     """
     roles, problems = _find_roles(build, spec)
-    is_mup = spec.parametrization.width == "mup"
-    base_spreads = measure_spreads(build, _get_init_shape(spec)) if is_mup else run_spreads
+    init_shape, is_mup = _get_init_shape(spec), spec.parametrization.width == "mup"
+    base_spreads = measure_spreads(build, init_shape) if is_mup else run_spreads
     groups = dict.fromkeys(role.group for role in roles.parameters)
     problems += [
         f"{group} is missing at the base depth: keep the blocks, and nothing else, in an "
@@ -131,13 +131,12 @@ def _describe(build: Build, spec: RunSpec, run_spreads: Mapping[str, InitialSpre
     if problems:
         raise FactoryError(get_factory_name(build), problems)
     numbers = _compute_numbers(spec, roles, base_spreads)
-    factors = {
-        role.name: _compute_factor(
-            spec, parameter_numbers, run_spreads[role.group], base_spreads[role.group]
-        )
-        for role, parameter_numbers in zip(roles.parameters, numbers, strict=True)
-        if run_spreads
-    }
+    factors = {}
+    for role, row in zip(roles.parameters, numbers, strict=True) if run_spreads else ():
+        spread, base_spread = run_spreads[role.group], base_spreads[role.group]
+        is_scaled = is_mup and init_shape != spec.shape
+        is_drawn = spread.is_random and base_spread.is_random
+        factors[role.name] = row.init_std / spread.std if is_scaled and is_drawn else 1.0
     return Description(
         numbers=numbers,
         forward=compute_forward_numbers(spec),
@@ -157,10 +156,10 @@ def _find_roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
 
 
 def _get_init_shape(spec: RunSpec) -> Shape:
-    """Return the shape whose initial values the factory's are compared with.
+    """Return the shape at which the base stds of the initial values are measured.
 
-    If the parametrization has a rule for depth, it is the base shape. Otherwise it has the depth of
-    the run, so that what the factory does with depth is kept.
+    If the parametrization has a rule for depth, this is the base shape. Otherwise the shape has the
+    base width and the depth of the run, so that the factory's own scaling with depth is kept.
     """
     has_depth_rule = spec.parametrization.depth_alpha is not None
     return spec.base_shape if has_depth_rule else spec.base_shape.at_depth(spec.shape.num_layers)
@@ -184,17 +183,6 @@ def _compute_numbers(
     return compute_table(
         spec.parametrization, RECIPES[spec.optimizer], parameters, spec.ratios, spec.hparams
     )
-
-
-def _compute_factor(
-    spec: RunSpec, numbers: ParameterNumbers, spread: InitialSpread, base_spread: InitialSpread
-) -> float:
-    """Return the factor that gives a parameter the initial std of the parametrization."""
-    if spec.parametrization.width != "mup" or spread is base_spread:
-        return 1.0
-    if not (base_spread.is_random and spread.is_random):
-        return 1.0
-    return numbers.init_std / spread.std
 
 
 def _find_multiplier_problems(

@@ -24,7 +24,7 @@ class MetricsError(InputError):
 
 
 class GrowingFile:
-    """A file of which each read returns the bytes after those of the last read.
+    """A file in which each read continues where the last one ended.
 
     Reading starts again at the beginning if the file was replaced or truncated.
     """

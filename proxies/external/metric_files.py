@@ -1,9 +1,10 @@
 """The metrics that a trainer has logged so far: losses and gradient norms by step.
 
-They are read from JSONL files, TensorBoard event files, or W&B runs. A run may have several files
-(ranks, restarts, writers), which are read in the order of their names. If a step was logged twice,
-for example after a resume, the last value counts. This module and the modules of forerun that it
-imports need only the standard library.
+The metrics are read from JSONL files, TensorBoard event files, or W&B runs. A run may have several
+files (ranks, restarts, writers), which are read in the order of their names. If a step was logged
+twice, for example after a resume, the last value counts. The module also tells whether two losses
+may have the same unit. It and the modules of forerun that it imports need only the standard
+library.
 
 TensorBoard's event files are read without TensorBoard. Their frames (TFRecord) have the length in 8
 bytes, its checksum, the data, and the data's checksum; the checksums are not verified. The data is

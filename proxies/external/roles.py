@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -115,14 +115,17 @@ def find_roles(build: Build, shape: Shape, base: Shape, dimensions: Dimensions =
         raise FactoryError(get_factory_name(build), problems)
 
     finder = _RoleFinder(
-        sizes,
-        base_sizes,
-        delta_sizes,
-        usage.uses,
-        find_block_prefixes(models[0], shape.num_layers),
-        measure_spreads(build, base),
-        shape.vocab_size,
-        dimensions,
+        sizes=sizes,
+        base_sizes=base_sizes,
+        grows={
+            name: tuple(base != delta for base, delta in zip(size, delta_sizes[name], strict=True))
+            for name, size in base_sizes.items()
+        },
+        uses=usage.uses,
+        blocks=find_block_prefixes(models[0], shape.num_layers),
+        base_spreads=measure_spreads(build, base),
+        vocab_size=shape.vocab_size,
+        dimensions=dimensions,
     )
     parameters = tuple(finder.find_role(name, multipliers[name][0]) for name in sizes)
     if finder.problems:
@@ -158,31 +161,24 @@ def _find_parameter_problems(module: nn.Module, dimensions: Dimensions) -> list[
     ]
 
 
+@dataclass(kw_only=True, slots=True)
 class _RoleFinder:
     """Finds the roles of parameters, and collects a problem for each parameter with an unclear
     role.
     """
 
-    def __init__(
-        self,
-        sizes: Sizes,
-        base_sizes: Sizes,
-        delta_sizes: Sizes,
-        uses: Mapping[str, tuple[ParameterUse, ...]],
-        blocks: frozenset[str],
-        base_spreads: Mapping[str, InitialSpread],
-        vocab_size: int,
-        dimensions: Dimensions,
-    ) -> None:
-        self._sizes, self._base_sizes, self._uses = sizes, base_sizes, uses
-        self._grows = {
-            name: tuple(base != delta for base, delta in zip(size, delta_sizes[name], strict=True))
-            for name, size in base_sizes.items()
-        }
-        """Whether each dimension of a parameter grows with the width."""
-        self._blocks, self._base_spreads, self._vocab_size = blocks, base_spreads, vocab_size
-        self._dimensions = dimensions
-        self.problems: list[str] = []
+    sizes: Sizes
+    base_sizes: Sizes
+    grows: Mapping[str, tuple[bool, ...]]
+    """Whether each dimension of a parameter grows with the width."""
+    uses: Mapping[str, tuple[ParameterUse, ...]]
+    blocks: frozenset[str]
+    """Paths of the lists of blocks."""
+    base_spreads: Mapping[str, InitialSpread]
+    """Spread of the initial values at the base shape, by group."""
+    vocab_size: int
+    dimensions: Dimensions
+    problems: list[str] = field(default_factory=list)
 
     def find_role(self, name: str, width_multiplier: float) -> Role:
         """Return the role of a parameter.
@@ -191,12 +187,12 @@ class _RoleFinder:
             name: Name of the parameter.
             width_multiplier: Width multiplier of the package `mup`.
         """
-        group, size = get_group_name(name, self._blocks), self._sizes[name]
-        uses = self._uses.get(name, ())
+        group, size = get_group_name(name, self.blocks), self.sizes[name]
+        uses = self.uses.get(name, ())
         has_known_use = any(use.how != "other" for use in uses)
         patterns = (
             words.split()
-            for pattern, words in self._dimensions
+            for pattern, words in self.dimensions
             if fnmatch.fnmatchcase(name, pattern)
         )
         kind: Kind
@@ -222,13 +218,13 @@ class _RoleFinder:
         tables = [
             use
             for name in embeddings
-            for use in self._uses[name]
+            for use in self.uses[name]
             if use.how == "table" and use.called
         ]
         readouts = [
             use.module
             for role in parameters
-            for use in self._uses.get(role.name, ())
+            for use in self.uses.get(role.name, ())
             if role.kind in ("readout", "embedding")
             and use.how == "map"
             and use.called
@@ -238,7 +234,7 @@ class _RoleFinder:
             parameters=parameters,
             embeddings=tuple(dict.fromkeys(use.module for use in tables)),
             unscaled_embeddings=tuple(
-                name for name in embeddings if not any(use in tables for use in self._uses[name])
+                name for name in embeddings if not any(use in tables for use in self.uses[name])
             ),
             readouts=tuple(dict.fromkeys(readouts)),
         )
@@ -248,23 +244,23 @@ class _RoleFinder:
 
         It has one dimension that is larger than 1, or several that no product or look-up uses.
         """
-        spread = self._base_spreads[group]
+        spread = self.base_spreads[group]
         is_bias = spread.is_random or (spread.is_constant and spread.mean == 0)
         if group == name:
             return "final_bias" if is_bias else "final_gain"
         if is_bias:
             return "block_bias"
-        return "block_gain" if any(self._grows[name]) else "qk_gain"
+        return "block_gain" if any(self.grows[name]) else "qk_gain"
 
     def _is_readout(self, name: str, out_dim: int = 0, in_dim: int = 1) -> bool:
         """Return whether the input of a map grows, and its output is the vocabulary."""
-        grows = self._grows[name]
-        is_vocab = self._sizes[name][out_dim] == self._vocab_size
+        grows = self.grows[name]
+        is_vocab = self.sizes[name][out_dim] == self.vocab_size
         return grows[in_dim] and not grows[out_dim] and is_vocab
 
     def _classify_map(self, name: str, group: str, out_dim: int, in_dim: int) -> tuple[Kind, float]:
         """Return the kind of a map, and the ratio of its fan-in to that at the base shape."""
-        size, base_size, grows = self._sizes[name], self._base_sizes[name], self._grows[name]
+        size, base_size, grows = self.sizes[name], self.base_sizes[name], self.grows[name]
         if self._is_readout(name, out_dim, in_dim) and group == name:
             return "readout", size[in_dim] / base_size[in_dim]
         if not grows[in_dim] and grows[out_dim] and group == name:
@@ -281,7 +277,7 @@ class _RoleFinder:
             return self._classify_vector(name, group), 1.0
         in_dim = words.index("in")
         if "out" not in words:
-            return "hidden", self._sizes[name][in_dim] / self._base_sizes[name][in_dim]
+            return "hidden", self.sizes[name][in_dim] / self.base_sizes[name][in_dim]
         return self._classify_map(name, group, words.index("out"), in_dim)
 
     def _find_stack_multiplier(self, name: str) -> float:
@@ -289,13 +285,13 @@ class _RoleFinder:
 
         Each matrix has the two dimensions that grow.
         """
-        size, base_size = self._sizes[name], self._base_sizes[name]
+        size, base_size = self.sizes[name], self.base_sizes[name]
         ratios = {
             dim / base_dim
-            for dim, base_dim, grows in zip(size, base_size, self._grows[name], strict=True)
+            for dim, base_dim, grows in zip(size, base_size, self.grows[name], strict=True)
             if grows
         }
-        if sum(self._grows[name]) == 2 and len(ratios) == 1:
+        if sum(self.grows[name]) == 2 and len(ratios) == 1:
             return ratios.pop()
         self.problems.append(
             f"{name} {list(size)}: cannot tell which dimension is its input and which its output: "
@@ -308,15 +304,11 @@ class _RoleFinder:
 
         It may be a table of positions, or a matrix of a block that is used in a function.
         """
-        grows, size = self._grows[name], self._sizes[name]
+        grows, size = self.grows[name], self.sizes[name]
         if len(size) == 2 and all(grows):
             return "hidden"
         fixed = [dim for dim, is_growing in zip(size, grows, strict=True) if not is_growing]
-        if (
-            get_group_name(name, self._blocks) != name
-            or self._vocab_size in fixed
-            or not any(grows)
-        ):
+        if get_group_name(name, self.blocks) != name or self.vocab_size in fixed or not any(grows):
             self.problems.append(
                 f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or "
                 "hidden; keep it in an nn.Embedding or nn.Linear that the model calls, or name its "

@@ -80,7 +80,7 @@ class SupervisedCommand:
             )
         finally:
             log.release()
-        # The first process forks and ends at once, so that the supervisor is no child of this one.
+        # The first process forks and ends at once: the supervisor is not a child of this process.
         self._supervisor.wait(_START_SECONDS)
 
     def __del__(self) -> None:

@@ -57,7 +57,7 @@ class NoGpuError(InputError):
 
     refuses_study = True
     """Tells the driver to end the study with this error rather than to retry the run
-    (`forerun._sweeps.run.pool.Report.refused`)."""
+    (`forerun._sweeps.run.pool.Report.ends_study`)."""
 
 
 class CudaGraph:

@@ -19,7 +19,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 TOKEN_NAME = "token"
@@ -77,9 +77,9 @@ class ClusterFolder:
         """
         return str(self.folder / "r") if len(str(self.folder.parent)) <= _MAX_BASE_CHARS else None
 
-    def mark_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of processes that belong to this cluster."""
-        return {**environment, FOLDER_VARIABLE: str(self.folder)}
+    def make_environment(self) -> dict[str, str]:
+        """Return this process's environment with the mark of processes of this cluster."""
+        return {**os.environ, FOLDER_VARIABLE: str(self.folder)}
 
     def close(self) -> None:
         """End the cluster's remaining processes and remove its folder, after Ray has stopped."""
@@ -168,7 +168,7 @@ def find_processes(folder: Path) -> Iterator[int]:
 
 
 def _holds_open_for_writing(process: Path, path_prefix: str) -> bool:
-    """Return whether a process holds a file open for writing whose path begins so."""
+    """Return whether a process has a file open for writing whose path begins with the prefix."""
     for handle in (process / "fd").iterdir():
         with contextlib.suppress(OSError):  # the process may close files meanwhile
             if str(handle.readlink()).startswith(path_prefix):

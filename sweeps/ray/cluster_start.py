@@ -46,7 +46,6 @@ class StartTimeout:
         measure_progress: Callable[[], int] = int,
         *,
         name: str,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin to wait.
 
@@ -55,16 +54,15 @@ class StartTimeout:
             measure_progress: returns a number that changes while there is progress. The default,
                 `int`, always returns 0.
             name: name, for messages, of what the caller waits for first.
-            clock: returns monotonic seconds.
         """
-        self._check, self._measure_progress, self._clock = check, measure_progress, clock
+        self._check, self._measure_progress = check, measure_progress
         self.begin(name)
 
     def begin(self, name: str) -> None:
         """Begin to wait for something else; `name` is its name in messages."""
         self.name = name
         """Name of what the caller waits for."""
-        self._began = self._progressed_at = self._clock()
+        self._began = self._progressed_at = time.monotonic()
         self._last_progress = self._measure_progress()
 
     def check(self) -> None:
@@ -75,7 +73,7 @@ class StartTimeout:
             BaseException: whatever `check` raises.
         """
         self._check()
-        now, progress = self._clock(), self._measure_progress()
+        now, progress = time.monotonic(), self._measure_progress()
         if progress != self._last_progress:
             self._last_progress, self._progressed_at = progress, now
         if now - self._progressed_at > MAX_IDLE_SECONDS:
@@ -107,7 +105,7 @@ class RayHead:
                 cluster_folder.ray_dir or "",
             ],
             folder=Path.cwd(),
-            environment=cluster_folder.mark_environment(os.environ),
+            environment=cluster_folder.make_environment(),
             log=RedactedLog(self._log, LineRedactor()),
             grace_seconds=0.0,
         )

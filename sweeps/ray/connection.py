@@ -25,6 +25,8 @@ _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 2.0
 # The head's socket answers, so the head is alive: on an overloaded machine a reply took 5 s
 _BUSY_HEAD_SECONDS = 30.0
+# Time limit for a pending connection at the end: it takes 1 s, or fails once its head is gone
+_THREAD_SECONDS = 4.0
 
 
 class RayConnection:
@@ -84,10 +86,10 @@ class RayConnection:
         (node,) = [node for node in ray.nodes() if node["NodeID"] == self._node]
         self._raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
-    def await_pending(self, seconds: float) -> bool:
-        """Wait for the thread of `open`; return whether it has ended."""
+    def await_pending(self) -> bool:
+        """Wait for the thread of `open`, at most `_THREAD_SECONDS`; return whether it has ended."""
         if self._thread is not None:
-            self._thread.join(seconds)
+            self._thread.join(_THREAD_SECONDS)
             if self._thread.is_alive():
                 return False
             self._thread = None

@@ -38,7 +38,8 @@ from forerun._sweeps.ray.nodes import (
     format_resources,
     measure_resources,
 )
-from forerun._sweeps.run.pool import HostCall, HostFactory, Report, count_cores, execute_call
+from forerun._sweeps.run.cores import count_cores
+from forerun._sweeps.run.pool import HostCall, HostFactory, Report, execute_call
 from forerun._sweeps.store.errors import ClusterUnfit, PoolDead
 
 
@@ -74,8 +75,7 @@ Each worker is a process of about 300 MB, and more workers would only wait for e
 ANSWER_SECONDS = 30.0
 """Time limit in seconds for an actor that has already answered to transfer its result."""
 
-# Time limit for a pending connection at the end: it takes 1 s, or fails once its head is gone
-_THREAD_SECONDS = 4.0
+
 # Beginnings of the lines that Ray itself writes into a worker's log
 _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")
 _THREAD_VARIABLES = (
@@ -256,10 +256,10 @@ class RayPool:
         """
         with _silence_ray_warnings():
             # Ray may end this process if the head disappears while it connects
-            has_ended = self._connection.await_pending(_THREAD_SECONDS)
+            has_ended = self._connection.await_pending()
             if self._head is not None and not has_ended:
                 self._head.close()
-                has_ended = self._connection.await_pending(_THREAD_SECONDS)
+                has_ended = self._connection.await_pending()
             if has_ended:
                 self._shut_down()
         if self._head is not None:
@@ -327,14 +327,14 @@ class RayPool:
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
         total, free = measure_resources(ray, place, num_workers, self._check_start)
-        self.num_workers = num_workers or count_workers_that_fit(free, place)
+        num_total, num_free = (count_workers_that_fit(amounts, place) for amounts in (total, free))
+        self.num_workers = num_workers or num_free
         problem = (
-            f"cluster.num_workers = {num_workers}: "
-            f"{format_counted(count_workers_that_fit(total, place), 'worker')} of "
-            f"{place} can be placed, {count_workers_that_fit(free, place)} of them now: ask for "
-            f"fewer, or less for each. Free resources:{format_resources(free, nodes)}"
+            f"cluster.num_workers = {num_workers}: {format_counted(num_total, 'worker')} of "
+            f"{place} can be placed, {num_free} of them now: ask for fewer, or less for each. Free "
+            f"resources:{format_resources(free, nodes)}"
         )
-        if not 0 < self.num_workers <= count_workers_that_fit(total, place):
+        if not 0 < self.num_workers <= num_total:
             raise ClusterUnfit(problem)
         self.where = (
             f"{format_counted(self.num_workers, 'worker')} on {format_counted(len(nodes), 'node')}"
@@ -351,7 +351,7 @@ class RayPool:
             max_task_retries=0,
             runtime_env={"env_vars": environment},
         )(RayWorker)
-        available = free if count_workers_that_fit(free, place) >= self.num_workers else total
+        available = free if num_free >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
             self._start_timeout.begin("resources for its workers")
@@ -395,27 +395,31 @@ class RayPool:
             Exception: whatever an actor raised.
         """
         while self._starting:
-            done, _ = self._ray.wait(
-                list(self._starting), num_returns=len(self._starting), timeout=1.0
-            )
-            for reference in done:
-                self._logs[self._starting.pop(reference)] = self._ray.get(
-                    reference, timeout=ANSWER_SECONDS
-                )
+            self._take_started(1.0)
             if self._starting:
                 self._connection.probe()
                 self._check_start()
 
-    def _check_starting_workers(self) -> None:
-        """Take note of the workers that are up by now. Raises PoolDead if one takes too long."""
-        if not self._starting:
-            return
-        done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
+    def _take_started(self, timeout_seconds: float, *ignored: type[BaseException]) -> None:
+        """Store the log paths of the workers that are up, after a wait for all that are starting.
+
+        Args:
+            timeout_seconds: maximum time to wait.
+            ignored: errors of a worker's start that are ignored.
+        """
+        done, _ = self._ray.wait(
+            list(self._starting), num_returns=len(self._starting), timeout=timeout_seconds
+        )
         for reference in done:
             worker = self._starting.pop(reference)
-            # A worker that was lost while it started is reported by its call
-            with contextlib.suppress(self._ray.exceptions.RayError):
+            with contextlib.suppress(*ignored):
                 self._logs[worker] = self._ray.get(reference, timeout=ANSWER_SECONDS)
+
+    def _check_starting_workers(self) -> None:
+        """Take note of the workers that are up by now. Raises PoolDead if one takes too long."""
+        if self._starting:
+            # A worker that was lost while it started is reported by its call
+            self._take_started(0.0, self._ray.exceptions.RayError)
         if self._starting:
             try:
                 self._start_timeout.check()

@@ -16,10 +16,10 @@ from forerun._sweeps.run.retries import NO_FAILURES, RetryPlan
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Attempt:
-    """The driver's state of one run that is still to be executed to its end.
+class OpenRun:
+    """The driver's state of one run that has no outcome yet.
 
-    A run that is lost and queued again keeps its `Attempt`.
+    A run that is queued again after a failure keeps its `OpenRun`.
     """
 
     spec: RunSpec
@@ -29,7 +29,7 @@ class Attempt:
     `retry_plan`.
     """
     retry_plan: RetryPlan = NO_FAILURES
-    """Retry status that follows from the run's lost executions."""
+    """Plan for the next attempt, which follows from the run's failures so far."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which the pruner has yet to decide whether the run goes on."""
     is_queued: bool = False
@@ -49,44 +49,42 @@ class Attempt:
 class Backlog:
     """Queues of runs, one per bank key, in the order in which the keys arrived."""
 
-    def __init__(self, num_slots_for: Callable[[RunSpec], int]) -> None:
-        """Create empty queues; `num_slots_for` returns K, the number of slots of a run's bank."""
-        self._num_slots_for = num_slots_for
-        self._queues: dict[str, deque[Attempt]] = {}
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[OpenRun]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, open_run: OpenRun) -> None:
         """Append a run to its queue."""
-        attempt.is_queued = True
-        self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
+        open_run.is_queued = True
+        self._queues.setdefault(open_run.bank_key, deque()).append(open_run)
 
-    def put_back(self, attempt: Attempt) -> None:
-        """Queue a lost run again.
+    def put_back(self, open_run: OpenRun) -> None:
+        """Queue a run again after a failure.
 
         The run goes to the front, because a search may wait for its result. A run that must run
         alone goes to the back, because at the front it would block the others.
         """
-        attempt.is_queued = True
-        queue = self._queues.setdefault(attempt.bank_key, deque())
-        if attempt.retry_plan.needs_own_worker:
-            queue.append(attempt)
+        open_run.is_queued = True
+        queue = self._queues.setdefault(open_run.bank_key, deque())
+        if open_run.retry_plan.needs_own_worker:
+            queue.append(open_run)
         else:
-            queue.appendleft(attempt)
+            queue.appendleft(open_run)
 
-    def discard(self, attempt: Attempt) -> None:
+    def discard(self, open_run: OpenRun) -> None:
         """Remove a run, if it is queued."""
-        if attempt.is_queued:
-            self._remove(attempt)
+        if open_run.is_queued:
+            self._remove(open_run)
 
-    def _remove(self, attempt: Attempt) -> None:
+    def _remove(self, open_run: OpenRun) -> None:
         """Remove a run from its queue."""
-        self._queues[attempt.bank_key].remove(attempt)
-        attempt.is_queued = False
+        self._queues[open_run.bank_key].remove(open_run)
+        open_run.is_queued = False
 
     def has_waiting(
-        self, bank_key: str, slots: Mapping[int, Attempt], is_ready: Callable[[Attempt], bool]
+        self, bank_key: str, slots: Mapping[int, OpenRun], is_ready: Callable[[OpenRun], bool]
     ) -> bool:
         """Return whether the bank has a free slot and a run that is ready waits for it.
 
@@ -98,11 +96,11 @@ class Backlog:
         queue = self._queues.get(bank_key, deque())
         return (
             len(queue) > 0
-            and len(slots) < self._num_slots_for(queue[0].spec)
+            and len(slots) < queue[0].spec.numerics.num_slots
             and any(map(is_ready, queue))
         )
 
-    def choose_key(self, current: str, is_ready: Callable[[Attempt], bool]) -> str:
+    def choose_key(self, current: str, is_ready: Callable[[OpenRun], bool]) -> str:
         """Return the key for an empty bank: the first key with a run that is ready.
 
         The key `current` comes first, because the worker has built its model. It is also the
@@ -117,10 +115,10 @@ class Backlog:
     def fill(
         self,
         bank_key: str,
-        slots: dict[int, Attempt],
-        is_ready: Callable[[Attempt], bool],
-        may_start: Callable[[Attempt], bool],
-    ) -> dict[int, Attempt]:
+        slots: dict[int, OpenRun],
+        is_ready: Callable[[OpenRun], bool],
+        may_start: Callable[[OpenRun], bool],
+    ) -> dict[int, OpenRun]:
         """Move waiting runs into the free slots of a bank.
 
         Args:
@@ -133,15 +131,13 @@ class Backlog:
             The runs that were moved, by slot.
         """
         queue = self._queues.get(bank_key, deque())
-        moved: dict[int, Attempt] = {}
-        while not any(attempt.retry_plan.needs_own_worker for attempt in slots.values()):
+        moved: dict[int, OpenRun] = {}
+        while not any(open_run.retry_plan.needs_own_worker for open_run in slots.values()):
             candidate = next(filter(is_ready, queue), None)
             if candidate is None or (slots and candidate.retry_plan.needs_own_worker):
                 break
-            free = next(
-                (slot for slot in range(self._num_slots_for(candidate.spec)) if slot not in slots),
-                None,
-            )
+            num_slots = candidate.spec.numerics.num_slots
+            free = next((slot for slot in range(num_slots) if slot not in slots), None)
             if free is None or not may_start(candidate):
                 break
             self._remove(candidate)

@@ -55,7 +55,7 @@ class Spend:
 class StudyBudget:
     """The caps of a study and its spend, counted while one driver works.
 
-    Lost executions count in the hours, not in the FLOPs.
+    Failed attempts count in the hours, not in the FLOPs.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class StudyBudget:
         Args:
             caps: the caps.
             ledger: the study's ledger, with the spend of earlier drivers.
-            num_devices: number of devices held while this driver works, by kind, fractions
-                included.
+            num_devices: number of devices that this driver holds, by kind; a share of a device is
+                a fraction.
             clock: returns monotonic seconds.
         """
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
@@ -81,37 +81,25 @@ class StudyBudget:
         self._driven = _sum_driven(ledger)
 
     @property
-    def seconds(self) -> float:
-        """Seconds since this driver began, or last recorded its spend."""
-        return self._clock() - self._started
-
-    @property
-    def device_seconds(self) -> dict[str, float]:
-        """Device-seconds in the same time, by kind."""
-        seconds = self.seconds
-        return {kind: seconds * number for kind, number in self._num_devices.items()}
+    def unrecorded(self) -> tuple[float, dict[str, float]]:
+        """Seconds, and device-seconds by kind, since this driver began or last recorded them."""
+        seconds = self._clock() - self._started
+        return seconds, {kind: seconds * number for kind, number in self._num_devices.items()}
 
     def record_spend(self, driver: int, stretch: int) -> None:
         """Record what this driver has spent since it last did. Raises as `Ledger.append`."""
-        now = self._clock()
-        seconds, self._started = now - self._started, now
-        by_kind = {kind: seconds * number for kind, number in self._num_devices.items()}
+        seconds, by_kind = self.unrecorded
+        self._started += seconds
         record_work(self._ledger, driver, stretch, seconds, by_kind)
         self._driven = _sum_driven(self._ledger)
 
     def compute_spend(self) -> Spend:
         """Return the spend up to now, including this driver's."""
         self._count_outcomes()
-        return _sum_spend(
-            self._num_runs,
-            self._flops,
-            self._driven,
-            (self.seconds, self.device_seconds),
-            self.caps,
-        )
+        return _sum_spend(self._num_runs, self._flops, self._driven, self.unrecorded, self.caps)
 
-    def find_refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
-        """Return why a run may not start, or an empty string if it may.
+    def find_reached_cap(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
+        """Return a message about the cap that keeps a run from starting, or an empty string.
 
         Args:
             flops: FLOPs of the run.

@@ -20,7 +20,7 @@ class BudgetCaps:
     hours: float | None = None
     """Maximum hours during which a driver was at work."""
     device_hours: float | None = None
-    """Maximum device-hours: these hours times the devices held."""
+    """Maximum device-hours: the hours of each driver times the devices that it held."""
     usd: float | None = None
     usd_per_device_hour: float | None = None
     usd_per_device_hour_by_kind: dict[str, float] = field(default_factory=dict)

@@ -1,5 +1,5 @@
 """The interface between the driver and a pool of workers: calls, reports, hosts, probes, and the
-inline pool. `count_cores` says how many workers this machine can keep busy.
+inline pool.
 
 A worker hosts a bank: K runs that it trains as one batched model, each in one slot. A call may be
 lost with its worker, so a run may be executed more than once. The driver and the ledger ensure that
@@ -8,15 +8,11 @@ every run gets one outcome.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from forerun._proxies.core import canon
@@ -24,51 +20,6 @@ from forerun._proxies.core.canon import Json
 from forerun._proxies.core.failures import Cause, classify, describe_error, get_log_tail
 from forerun._proxies.core.notation import format_counted, format_duration
 from forerun._proxies.core.spec import Curve, EndedRun, RunResult
-
-# ---- Cores ----
-
-_CGROUPS = Path("/sys/fs/cgroup")
-_PROCESS_CGROUP = Path("/proc/self/cgroup")
-
-
-def count_cores(cgroups: Path = _CGROUPS, process_cgroup: Path = _PROCESS_CGROUP) -> int:
-    """Return the number of cores that this process may keep busy; in a container, fewer than the
-    machine has.
-
-    This is the number of cores in the process's affinity, or the smallest quota of its control
-    groups (v2), rounded up, if that is lower.
-
-    Args:
-        cgroups: folder where control groups are mounted.
-        process_cgroup: file that names the control group of this process.
-    """
-    allowed = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    quotas = (math.ceil(quota) for quota in _iterate_quotas(cgroups, process_cgroup))
-    return max(1, min([allowed, *quotas]))
-
-
-def _iterate_quotas(cgroups: Path, process_cgroup: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of this process's control group and of all groups above it that
-    are visible here.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        for line in process_cgroup.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            innermost = cgroups / path.lstrip("/")
-            # A line with controllers belongs to version 1
-            for group in () if controllers else (innermost, *innermost.parents):
-                if group.is_relative_to(cgroups):
-                    yield from _read_quota(group)
-
-
-def _read_quota(group: Path) -> Iterator[float]:
-    """Yield the quota of a control group, in cores, if it has one."""
-    with contextlib.suppress(OSError, ValueError):  # "max 100000" is no number
-        quota, period = (group / "cpu.max").read_text().split()
-        yield float(quota) / float(period)
-
 
 # ---- Calls and reports ----
 
@@ -184,8 +135,8 @@ class Report:
     """Last lines of what the worker printed before an `error`, cut by
     `forerun._proxies.core.failures.get_log_tail`.
     """
-    refused: bool = False
-    """Whether no further attempt can help, which the error states with `refuses_study = True`."""
+    ends_study: bool = False
+    """Whether no further attempt can help: the exception has the attribute `refuses_study`."""
 
     @property
     def needs_reply(self) -> bool:
@@ -232,7 +183,7 @@ def execute_call(worker: int, call: HostCall, host: Callable[[], Host]) -> Repor
             error=describe_error(error),
             cause=classify(error),
             log_tail=get_log_tail(str(getattr(error, "log_tail", ""))),
-            refused=bool(getattr(error, "refuses_study", False)),
+            ends_study=bool(getattr(error, "refuses_study", False)),
         )
 
 

@@ -18,7 +18,7 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.checks import SpecError
 from forerun._proxies.core.notation import format_counted, format_nats
 from forerun._proxies.core.spec import EndedRun, RunResult, RunSpec
-from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.backlog import OpenRun
 from forerun._sweeps.run.pool import Pool, validate_finished
 from forerun._sweeps.run.retries import RetryPlan
 from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
@@ -56,31 +56,26 @@ class RerunVerdict:
 
 def compare_executions(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     """Compare the second execution of a run with the first."""
-    losses = (first.loss_nats, again.loss_nats)
-    end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
-    must_be_identical = _promises_same_bits(spec, first, again)
-    outcome: Outcome = "differs" if must_be_identical else "cannot_tell"
-    reason = (
-        "these two places promise bitwise identical results"
-        if must_be_identical
-        else "bitwise identity is not promised there"
-    )
+    end_nats = None
+    if first.loss_nats is not None and again.loss_nats is not None:
+        end_nats = abs(first.loss_nats - again.loss_nats)
+    outcome: Outcome
     if _get_comparable_bits(first) == _get_comparable_bits(again):
         outcome, reason = "agrees", "bitwise identical"
-    elif (
-        not must_be_identical
-        and end_nats is not None
-        and end_nats <= (seed_nats := SEED_NOISE_SHARE * max(filter(None, losses)))
-    ):
-        outcome = "agrees"
-        reason = (
-            f"{format_nats(end_nats)} nats apart; {reason}, and two seeds differ by "
-            f"{format_nats(seed_nats)}"
-        )
-    places = (first.environment, again.environment)
+    elif _promises_same_bits(spec, first, again):
+        outcome, reason = "differs", "these two places promise bitwise identical results"
+    else:
+        outcome, reason = "cannot_tell", "bitwise identity is not promised there"
+        seed_nats = SEED_NOISE_SHARE * max(first.loss_nats or 0.0, again.loss_nats or 0.0)
+        if end_nats is not None and end_nats <= seed_nats:
+            outcome = "agrees"
+            reason = (
+                f"{format_nats(end_nats)} nats apart; {reason}, and two seeds differ by "
+                f"{format_nats(seed_nats)}"
+            )
     return RerunVerdict(
         outcome=outcome,
-        hosts=tuple(place.get(HOST, "") for place in places),
+        hosts=tuple(result.environment.get(HOST, "") for result in (first, again)),
         curve_ids=(first.curve_id, again.curve_id),
         end_nats=end_nats,
         reason=reason,
@@ -122,9 +117,8 @@ def execute_again(
     max_attempts: int,
     hang_seconds: float,
     check: Callable[[], None],
-    clock: Callable[[], float] = time.monotonic,
 ) -> RunResult | str:
-    """Execute a run alone on worker `index`.
+    """Execute a run alone on worker `index`, from step 0.
 
     Args:
         pool: the pool.
@@ -133,44 +127,41 @@ def execute_again(
         bank_key: key of the run's bank.
         num_microbatches: number of microbatches of the first execution, whose batches did not fit
             in fewer.
-        max_attempts: number of losses after which the run is given up.
+        max_attempts: number of failed attempts after which the run is given up.
         hang_seconds: maximum silence of the worker, as in `forerun._sweeps.run.driver`.
         check: called several times a second; raises to end the work.
-        clock: returns monotonic seconds.
 
     Returns:
         The outcome, or why there is none after `max_attempts`.
     """
-    crew = WorkerStates(
-        pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock
-    )
-    attempt = Attempt(
+    worker_states = WorkerStates(pool, AdaptiveTimeouts(hang_seconds), time.monotonic)
+    open_run = OpenRun(
         spec=spec,
         run_id=spec.id,
         retry_plan=RetryPlan(num_microbatches={"": num_microbatches}),
         is_rerun=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )
-    num_lost = 0
+    num_failures = 0
     while True:
         check()
-        worker = crew.workers[index]
+        worker = worker_states.workers[index]
         if not worker.num_calls:
-            admitted = {} if worker.slots else {0: attempt}
-            worker.bank_key, worker.slots[0] = attempt.bank_key, attempt
-            crew.start(index, admitted)
-        for report in crew.wait(POLL_SECONDS):
+            admitted = {} if worker.slots else {0: open_run}
+            worker.bank_key, worker.slots[0] = open_run.bank_key, open_run
+            worker_states.start(index, admitted)
+        for report in worker_states.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:
-                outcome = _validate_outcome(finished, attempt.run_id)
+                outcome = _validate_outcome(finished, open_run.run_id)
                 if isinstance(outcome, RunResult):
                     return outcome
                 error = outcome
             if error:
-                crew.dismiss(index, restart=True)
-                num_lost += 1
-                if num_lost == max_attempts:
-                    return f"lost {format_counted(num_lost, 'time')}, the last: {error}"
+                worker_states.dismiss(index, restart=True)
+                num_failures += 1
+                if num_failures == max_attempts:
+                    return f"lost {format_counted(num_failures, 'time')}, the last: {error}"
 
 
 def _validate_outcome(finished: EndedRun, run_id: str) -> RunResult | str:

@@ -1,11 +1,10 @@
-"""Losses: executions of runs that ended without a result, and how the next attempt follows from
-them.
+"""Retries of runs whose attempts failed, that is, ended without a result.
 
-Each loss is a ledger record of kind `lost` with the key `<run id>/<n>`, so the count survives a
-restart of the driver. A `pardon` record makes all earlier losses stop counting: it is written when
-no run has ended well yet and the user was asked to fix the cause.
+Each failure is a ledger record of kind `lost` with the key `<run id>/<n>`, so the count survives a
+restart of the driver. A `pardon` record makes all earlier failures stop counting: it is written
+when no run has ended well yet and the user was asked to fix the cause.
 
-The cause decides what a loss counts toward:
+The cause decides what a failure counts toward:
 
 - `preempted` counts toward no limit.
 - `out_of_memory` counts toward no limit while the microbatch can be halved for that kind of device.
@@ -14,16 +13,18 @@ The cause decides what a loss counts toward:
   because the worker may have been killed from outside or by the run itself (`os._exit`).
 - Any other cause counts toward both limits, `max_attempts` and `MAX_FAILURES_IN_A_ROW`.
 
-If a run was saved at a later step than at all losses before, both counts start again with this
-loss. A run at a limit is given up only if it was alone on its worker at the last loss that counts
-toward that limit; otherwise another run may be to blame.
+If a run was saved at a later step than at all failures before, both counts start again with this
+failure. A run at a limit is given up only if it was alone on its worker at the last failure that
+counts toward that limit; otherwise another run may be to blame.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.failures import CAUSES, Cause
@@ -35,16 +36,16 @@ FAILURE_RECORD, PARDON_RECORD = "lost", "pardon"
 EMPTY_CURVE = Curve(steps=(), train_loss_nats=(), grad_norm=())
 """Curve of a run that never reported."""
 MAX_FAILURES_IN_A_ROW = 10
-"""Maximum number of losses of a run without progress between them; `max_attempts` if that is
+"""Maximum number of failures of a run without progress between them; `max_attempts` if that is
 larger.
 
 If kills from outside hit each worker once in 20 s, a run that starts and is saved within 7 s is
 lost this often by chance about once in 200,000 times: (1 - exp(-7 / 20))^10.
 """
 NUM_LOG_LINES = 8
-"""Number of last lines of a worker's log that are shown with a loss."""
+"""Number of last lines of a worker's log that are shown with a failure."""
 
-# Numbers and ids, in which messages of equal failures differ
+# Numbers and ids, which differ between messages of the same failure
 _NUMBER = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b|\d[\d.]*(?:e[-+]?\d+)?")
 
 
@@ -58,7 +59,7 @@ class FailedAttempt:
     """Last lines that the worker printed, at most 2 kB, with secrets removed."""
     worker: int
     step: int = 0
-    """Newest saved step at the time of the loss; the next attempt resumes there."""
+    """Newest saved step at the time of the failure; the next attempt resumes there."""
     alone: bool = False
     """Whether no other run shared the worker."""
     kind: str = field(default="", metadata=canon.UNLESS_DEFAULT)
@@ -75,7 +76,7 @@ class FailedAttempt:
 
     @property
     def message(self) -> str:
-        """Last line of the failure without numbers and ids; equal failures have equal messages."""
+        """Last line without numbers and ids, which is the same if the failure occurs again."""
         return _NUMBER.sub("#", self.last_line)
 
     @property
@@ -87,7 +88,7 @@ class FailedAttempt:
         )
 
     def describe(self, num_runs: int, *, is_repeat: bool) -> str:
-        """Return the message about this loss for the user.
+        """Return the message about this failure for the user.
 
         Args:
             num_runs: number of runs that the worker held.
@@ -103,16 +104,16 @@ class FailedAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPlan:
-    """A plan for the next attempt of a run, given its losses."""
+    """A plan for the next attempt of a run, given its failures."""
 
     num_failures: int = 0
-    """Losses that count toward `max_attempts`."""
+    """Failures that count toward `max_attempts`."""
     num_failures_in_a_row: int = 0
-    """Losses since the last progress, except preemptions and losses that halved a microbatch."""
+    """Failures since the last progress, except preemptions and those that halved a microbatch."""
     num_microbatches: Mapping[str, int] = field(default_factory=dict)
     """Minimum number of microbatches by kind of device, for the kinds that ran out of memory."""
     needs_own_worker: bool = False
-    """Whether the next attempt must not share its worker, since one more loss may be the last."""
+    """Whether the next attempt must not share its worker: one more failure may be the last."""
     has_failed: bool = False
     """Whether the run is given up."""
 
@@ -121,48 +122,47 @@ NO_FAILURES = RetryPlan()
 
 
 class FailureLog:
-    """The losses (executions without a result) in a ledger: read from it, and appended to it."""
+    """The failed attempts in a ledger: read from it, and appended to it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         last_pardon = max((record.seq for record in ledger.read_records(PARDON_RECORD)), default=-1)
-        self._num_records: dict[str, int] = {}
-        self._losses: dict[str, list[FailedAttempt]] = {}
+        self._num_records = Counter[str]()
+        self._failures = defaultdict[str, list[FailedAttempt]](list)
         for record in ledger.read_records(FAILURE_RECORD):
             run_id = record.key.partition("/")[0]
-            self._num_records[run_id] = self._num_records.get(run_id, 0) + 1
+            self._num_records[run_id] += 1
             if record.seq > last_pardon:
-                self._losses.setdefault(run_id, []).append(canon.decode(FailedAttempt, record.body))
+                self._failures[run_id].append(canon.decode(FailedAttempt, record.body))
 
-    def append(self, run_id: str, loss: FailedAttempt) -> None:
-        """Record a loss. Raises as `Ledger.append`."""
-        number = self._num_records.get(run_id, 0)
-        self._ledger.append(FAILURE_RECORD, f"{run_id}/{number}", loss)
-        self._num_records[run_id] = number + 1
-        self._losses.setdefault(run_id, []).append(loss)
+    def append(self, run_id: str, failure: FailedAttempt) -> None:
+        """Record a failure. Raises as `Ledger.append`."""
+        self._ledger.append(FAILURE_RECORD, f"{run_id}/{self._num_records[run_id]}", failure)
+        self._num_records[run_id] += 1
+        self._failures[run_id].append(failure)
 
-    def has_repeated(self, loss: FailedAttempt) -> bool:
-        """Return whether this recorded loss and an earlier one of any run are the same failure.
+    def has_repeated(self, failure: FailedAttempt) -> bool:
+        """Return whether this recorded failure has occurred before, in any run.
 
         Only failures of runs that were alone are compared: one failure of a shared worker is
         recorded for each run that it held.
         """
-        if not loss.alone or loss.cause in ("preempted", "lost_worker"):
+        if not failure.alone or failure.cause in ("preempted", "lost_worker"):
             return False
         same = [
             recorded
-            for losses in self._losses.values()
-            for recorded in losses
-            if recorded.alone and (recorded.cause, recorded.message) == (loss.cause, loss.message)
+            for recorded in chain.from_iterable(self._failures.values())
+            if recorded.alone
+            and (recorded.cause, recorded.message) == (failure.cause, failure.message)
         ]
         return len(same) > 1
 
     def pardon_all(self, reason: str) -> None:
-        """Make all losses so far stop counting. Raises as `Ledger.append`."""
+        """Make all failures so far stop counting. Raises as `Ledger.append`."""
         self._ledger.append(
             PARDON_RECORD, str(len(self._ledger.read_records(PARDON_RECORD))), {"reason": reason}
         )
-        self._losses.clear()
+        self._failures.clear()
 
     def plan_retry(self, run_id: str, spec: RunSpec, max_attempts: int) -> RetryPlan:
         """Return how the next attempt of a run must be made, by the rules in the module's
@@ -171,38 +171,35 @@ class FailureLog:
         Args:
             run_id: id of the run.
             spec: the run.
-            max_attempts: number of counted losses after which the run has failed.
+            max_attempts: number of counted failures after which the run has failed.
         """
         # At least one sequence per microbatch; forerun cannot split the batch of a user's command
         max_microbatches = spec.batch_sequences if spec.command is None else 1
         first_microbatches = spec.batch_tokens // (
             spec.numerics.microbatch_tokens or spec.batch_tokens
         )
-        num_microbatches, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
+        num_microbatches, num_failures, num_in_a_row, step = dict[str, int](), 0, 0, 0
         last_was_alone = last_in_a_row_was_alone = False
-        for loss in self._losses.get(run_id, []):
-            if loss.step > step:
-                num_lost, num_in_a_row, step = 0, 0, loss.step
-            if (
-                loss.cause == "out_of_memory"
-                and (current := num_microbatches.get(loss.kind, first_microbatches))
-                < max_microbatches
-            ):
-                num_microbatches[loss.kind] = min(2 * current, max_microbatches)
-            elif loss.cause != "preempted":
+        for failure in self._failures.get(run_id, ()):
+            if failure.step > step:
+                num_failures, num_in_a_row, step = 0, 0, failure.step
+            current = num_microbatches.get(failure.kind, first_microbatches)
+            if failure.cause == "out_of_memory" and current < max_microbatches:
+                num_microbatches[failure.kind] = min(2 * current, max_microbatches)
+            elif failure.cause != "preempted":
                 num_in_a_row += 1
-                last_in_a_row_was_alone = loss.alone
-                if loss.cause != "lost_worker":
-                    num_lost += 1
-                    last_was_alone = loss.alone
+                last_in_a_row_was_alone = failure.alone
+                if failure.cause != "lost_worker":
+                    num_failures += 1
+                    last_was_alone = failure.alone
         max_in_a_row = max(MAX_FAILURES_IN_A_ROW, max_attempts)
         return RetryPlan(
-            num_failures=num_lost,
+            num_failures=num_failures,
             num_failures_in_a_row=num_in_a_row,
             num_microbatches=num_microbatches,
-            needs_own_worker=num_lost >= max(1, max_attempts - 1)
+            needs_own_worker=num_failures >= max(1, max_attempts - 1)
             or num_in_a_row >= max_in_a_row - 1,
-            has_failed=(num_lost >= max_attempts and last_was_alone)
+            has_failed=(num_failures >= max_attempts and last_was_alone)
             or (num_in_a_row >= max_in_a_row and last_in_a_row_was_alone),
         )
 

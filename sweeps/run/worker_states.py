@@ -4,14 +4,14 @@ given up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.notation import format_duration
-from forerun._proxies.core.spec import RunSpec
-from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.backlog import OpenRun
 from forerun._sweeps.run.pool import HostCall, Pool, Report
 from forerun._sweeps.store.live_state import RunningRun
 
@@ -36,11 +36,8 @@ class AdaptiveTimeouts:
 
     def get_timeout(self, kind: Hashable) -> float:
         """Return the timeout of calls of this kind, in seconds."""
-        if kind not in self._longest:
-            return self._ceiling_seconds
-        return min(
-            self._ceiling_seconds, max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * self._longest[kind])
-        )
+        longest = self._longest.get(kind, math.inf)
+        return min(self._ceiling_seconds, max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * longest))
 
     def add_duration(self, kind: Hashable, seconds: float) -> None:
         """Record the duration of a call of this kind, in seconds."""
@@ -71,7 +68,7 @@ class WorkerState:
     """State of one worker."""
 
     bank_key: str = ""
-    slots: dict[int, Attempt] = field(default_factory=dict)
+    slots: dict[int, OpenRun] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, as last reported."""
     num_calls: int = 0
@@ -93,8 +90,8 @@ class WorkerState:
         if self.built_key != self.bank_key:
             return self.bank_key, "build"
         left = [
-            attempt.spec.schedule.num_steps - self.steps.get(slot, 0)
-            for slot, attempt in self.slots.items()
+            open_run.spec.schedule.num_steps - self.steps.get(slot, 0)
+            for slot, open_run in self.slots.items()
         ]
         # Twice, because a call may make more steps than any call before it
         may_end = min(left, default=0) <= 2 * self.call_steps or not self.call_steps
@@ -112,7 +109,6 @@ class WorkerStates:
     def __init__(
         self,
         pool: Pool,
-        num_slots_for: Callable[[RunSpec], int],
         timeouts: AdaptiveTimeouts,
         clock: Callable[[], float],
         *,
@@ -121,9 +117,7 @@ class WorkerStates:
     ) -> None:
         """Create the workers' state; arguments as in `forerun._sweeps.run.driver`."""
         self.kinds = tuple(kinds) or ("",) * pool.num_workers
-        self._pool, self._num_slots_for = pool, num_slots_for
-        self._timeouts, self._clock = timeouts, clock
-        self._noise = noise
+        self._pool, self._timeouts, self._clock, self._noise = pool, timeouts, clock, noise
         self.workers = [WorkerState() for _ in range(pool.num_workers)]
         self._idle = set(range(pool.num_workers))
         self._may_go_on: list[int] = []  # training workers, once per report
@@ -151,18 +145,18 @@ class WorkerStates:
         """Return every run in a slot."""
         return tuple(
             RunningRun(
-                run_id=attempt.run_id,
+                run_id=open_run.run_id,
                 worker=index,
                 step=worker.steps.get(slot, 0),
-                num_steps=attempt.spec.schedule.num_steps,
+                num_steps=open_run.spec.schedule.num_steps,
             )
             for index, worker in enumerate(self.workers)
-            for slot, attempt in sorted(worker.slots.items())
+            for slot, open_run in sorted(worker.slots.items())
         )
 
     def list_flops(self) -> list[float]:
         """Return the FLOPs of every run in a slot."""
-        return [attempt.flops for worker in self.workers for attempt in worker.slots.values()]
+        return [open_run.flops for worker in self.workers for open_run in worker.slots.values()]
 
     def get_steps(self, run_id: str) -> int | None:
         """Return the optimizer steps of a run in a slot, as last reported; None if the run is in no
@@ -171,17 +165,17 @@ class WorkerStates:
         worker = self.workers[self._worker_of_run.get(run_id, 0)]
         steps = (
             worker.steps.get(slot)
-            for slot, attempt in worker.slots.items()
-            if attempt.run_id == run_id
+            for slot, open_run in worker.slots.items()
+            if open_run.run_id == run_id
         )
         return next(steps, None)
 
     def start(
         self,
         index: int,
-        admitted: Mapping[int, Attempt],
+        admitted: Mapping[int, OpenRun],
         seconds: float = CALL_SECONDS,
-        plan_saved_state: Callable[[Attempt], tuple[int, str] | None] = lambda _: None,
+        plan_saved_state: Callable[[OpenRun], tuple[int, str] | None] = lambda _: None,
     ) -> None:
         """Start a call on an idle worker, whose slots already have the admitted runs.
 
@@ -193,33 +187,33 @@ class WorkerStates:
                 for other runs; None: it is not saved.
         """
         worker = self.workers[index]
-        any_attempt = next(iter(worker.slots.values()))
+        any_run = next(iter(worker.slots.values()))
         call = HostCall(
             bank_key=worker.bank_key,
-            num_slots=self._num_slots_for(any_attempt.spec),
+            num_slots=any_run.spec.numerics.num_slots,
             admit=tuple(
-                (slot, cast(dict[str, canon.Json], canon.to_json(attempt.spec)))
-                for slot, attempt in admitted.items()
+                (slot, cast(dict[str, canon.Json], canon.to_json(open_run.spec)))
+                for slot, open_run in admitted.items()
             ),
             seconds=seconds,
-            num_microbatches=any_attempt.retry_plan.num_microbatches.get(self.kinds[index], 1),
+            num_microbatches=any_run.retry_plan.num_microbatches.get(self.kinds[index], 1),
             save=not seconds,
-            hold={slot: attempt.pause_step for slot, attempt in worker.slots.items()},
+            hold={slot: open_run.pause_step for slot, open_run in worker.slots.items()},
             trunks={
                 slot: state
-                for slot, attempt in worker.slots.items()
-                if (state := plan_saved_state(attempt))
+                for slot, open_run in worker.slots.items()
+                if (state := plan_saved_state(open_run))
             },
             noise=self._noise,
-            is_rerun=any_attempt.is_rerun,
+            is_rerun=any_run.is_rerun,
         )
-        for slot, attempt in admitted.items():
-            self._worker_of_run[attempt.run_id] = index
+        for slot, open_run in admitted.items():
+            self._worker_of_run[open_run.run_id] = index
             worker.steps.pop(slot, None)  # the steps of the slot's earlier run
         if worker.built_key != worker.bank_key:
             worker.call_steps = 0
         self._start_call(index, call)
-        if seconds and not any_attempt.is_rerun:
+        if seconds and not any_run.is_rerun:
             self._may_go_on.append(index)
 
     def queue_continuation(self, index: int) -> None:
@@ -279,7 +273,9 @@ class WorkerStates:
             self._may_go_on.append(report.worker)
 
     def _report_silent(self, now: float) -> list[Report]:
-        """Return a report for every worker whose call takes too long."""
+        """Return a report for every worker whose call takes too long, and double the timeout of its
+        kind of call.
+        """
         self._looked_at, silent = now, []
         for index, worker in enumerate(self.workers):
             if worker.num_calls and now - worker.busy_since > (
@@ -303,11 +299,11 @@ class WorkerStates:
             for worker in self.workers:
                 worker.busy_since += away_seconds
 
-    def dismiss(self, index: int, *, restart: bool) -> list[Attempt]:
+    def dismiss(self, index: int, *, restart: bool) -> list[OpenRun]:
         """Give up on a worker, and return the runs that it held. Raises PoolDead."""
-        attempts = list(self.workers[index].slots.values())
+        open_runs = list(self.workers[index].slots.values())
         self.workers[index] = WorkerState()
         self._idle.add(index)
         if restart:
             self._pool.restart(index)
-        return attempts
+        return open_runs

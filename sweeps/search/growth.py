@@ -27,7 +27,7 @@ GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
 NUM_PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
 """Number of probes beyond one moved edge."""
 DIVERGES_ABOVE = "learning_rate"
-"""The only axis whose high values make trials diverge; this is not known of any other axis."""
+"""The only axis whose high values are known to make trials diverge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +63,10 @@ def find_open_edges(
     """Return the ends of ranges that do not bracket the optimum: the best finished trial is near
     such an end, and so are half of the best few trials.
 
-    Only ranges in log2 are considered, because their ends are chosen and not natural limits. Trials
-    that diverged above the best learning rate bracket it from above. Pruned trials say nothing
-    about an end, because their final loss is unknown; they only count toward the number of best
-    trials considered.
+    Only ranges in log2 are considered: their ends were chosen, while the ends of a linear range are
+    natural limits. Trials that diverged above the best learning rate bracket it from above. Pruned
+    trials say nothing about an end, because their final loss is unknown; they only count toward the
+    number of best trials considered.
 
     Args:
         space: the space that was searched.
@@ -134,8 +134,10 @@ def grow_space(space: SearchSpace, edges: Sequence[Edge]) -> SearchSpace:
 
 
 def make_probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Params, ...]:
-    """Return copies of the best point that are moved beyond each edge, `PROBES_PER_OCTAVE` evenly
-    spaced ones per octave. Their losses show whether the optimum lies there.
+    """Return probes: copies of the best point with one value moved beyond an edge.
+
+    The probes of an edge are evenly spaced, `PROBES_PER_OCTAVE` in each octave. Their losses show
+    whether the optimum lies there.
 
     Args:
         space: the space before it grows.

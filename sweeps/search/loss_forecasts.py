@@ -1,19 +1,20 @@
-"""Forecasts of a run's final loss, from its losses so far and its point, fitted to runs that
-finished.
+"""Forecasts of a run's final loss in the middle of its training, fitted to finished runs.
 
-The model is a Gaussian process: a linear trend plus a smooth part over (point, training loss at
-this step). The point is included because the loss alone misleads: before the schedule's decay, a
-run with a high learning rate, a long warmup or tight clipping has a higher loss, and may end with a
-lower one. The forecast is averaged over a grid of the model's two hyperparameters (length scale
-and noise), weighted by how well each pair predicts every run from the others (leave-one-out in
-closed form: Rasmussen and Williams 2006, eq. 5.10 to 5.12). The scale of the forecast comes from
-those leave-one-out errors.
+A run is described by features: its hyperparameters, and its training loss at the present step,
+which is the same step for all runs (`forerun._sweeps.search.pruning` computes them). The model is a
+Gaussian process over the features: a linear trend plus a smooth part. The hyperparameters are
+included because the loss alone misleads: before the schedule's decay, a run with a high learning
+rate, a long warmup or tight clipping has a higher loss, and may end with a lower one.
+
+The forecast is averaged over a grid of the model's two hyperparameters (length scale and noise).
+Each pair is weighted by how well it predicts every finished run from the others (leave-one-out in
+closed form: Rasmussen and Williams 2006, eq. 5.10 to 5.12). The leave-one-out errors also decide
+how wide the forecast is.
 
 Runs that were given up are not fitted, because their final loss is unknown. This causes no
-selection bias given the model's features, since the decision to give a run up depended only on
-these features (point and loss).
+selection bias given the features, since the decision to give a run up depended only on them.
 
-Array names carry their axes: R runs, F features, H pairs of hyperparameters.
+Array names carry their axes: R runs, F features, H pairs of the model's hyperparameters.
 """
 
 from __future__ import annotations
@@ -27,22 +28,15 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-
 LENGTHS = (0.3, 0.6, 1.0, 2.0)
 """Length scales of the smooth part, in standard deviations of the features."""
-
-
 NOISES = (1e-4, 1e-3, 1e-2)
 """Variances of the noise that no feature explains, in units of the variance of the final losses."""
-
-
 MIN_ERROR_NATS = 1e-3
 """Minimum scale of a forecast's error, in nats; rounding alone changes a run by about as much."""
-
-
 MAX_FITTED_RUNS = 64
-"""Maximum number of runs that are fitted: those most similar to the run in question. More runs
-take more time and improve the forecast little.
+"""Maximum number of runs that are fitted: the runs most similar to the one that is forecast. More
+runs take more time and improve the forecast little.
 """
 
 
@@ -80,7 +74,7 @@ def forecast_loss(
     Args:
         features: features of finished runs, [run][feature], finite.
         final_nats: final losses of these runs in nats, [run], finite.
-        query: features of the run in question, [feature].
+        query: features of the run that is forecast, [feature].
 
     Returns:
         None if there are too few runs, or they do not differ.
@@ -90,15 +84,15 @@ def forecast_loss(
     query_F = np.asarray(query)
     if len(y_R) == 0:
         return None
-    scale_F = x_RF.std(axis=0)
-    varies_F = scale_F > 1e-12
+    std_F = x_RF.std(axis=0)
+    varies_F = std_F > 1e-12
     if (
         len(y_R) < count_required_runs(int(varies_F.sum()))
         or not varies_F.any()
         or y_R.std() < 1e-12
     ):
         return None
-    x_RF = (x_RF[:, varies_F] - query_F[varies_F]) / scale_F[varies_F]  # the query is at 0
+    x_RF = (x_RF[:, varies_F] - query_F[varies_F]) / std_F[varies_F]  # the query is at 0
     nearest = np.argsort((x_RF**2).sum(axis=1), kind="stable")[:MAX_FITTED_RUNS]
     return _forecast_at_origin(x_RF[nearest], y_R[nearest])
 
@@ -107,7 +101,8 @@ def _forecast_at_origin(x_RF: Floats, y_R: Floats) -> Forecast:
     """Forecast the final loss of the run whose features are all 0.
 
     Args:
-        x_RF: features of finished runs, relative to the run in question, in standard deviations.
+        x_RF: features of finished runs minus those of the run that is forecast, in standard
+            deviations.
         y_R: final losses of these runs, in nats.
     """
     # Standardize the losses, and center the features
@@ -126,13 +121,14 @@ def _forecast_at_origin(x_RF: Floats, y_R: Floats) -> Forecast:
         for noise in NOISES:
             inverse_RR = np.linalg.inv(smooth_RR + trend_RR + noise * np.eye(len(z_R)))
             alpha_R, precision_R = inverse_RR @ z_R, np.diag(inverse_RR)
-            # Scale from the leave-one-out errors, relative to their expected variance
-            scale = float(np.mean(alpha_R**2 / precision_R))
+            # Mean ratio of the squared leave-one-out errors to their expected variances
+            error_ratio = float(np.mean(alpha_R**2 / precision_R))
             across_R = smooth_R + trend_R
-            scores.append(0.5 * float(np.sum(np.log(precision_R / scale))))
+            scores.append(0.5 * float(np.sum(np.log(precision_R / error_ratio))))
             means.append(float(across_R @ alpha_R))
             variances.append(
-                scale * max(1 + trend + noise - float(across_R @ inverse_RR @ across_R), noise)
+                error_ratio
+                * max(1 + trend + noise - float(across_R @ inverse_RR @ across_R), noise)
             )
     # Average the forecasts, weighted by their leave-one-out likelihood
     weight_H = np.exp(np.array(scores) - max(scores))

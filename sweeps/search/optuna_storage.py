@@ -1,5 +1,5 @@
-"""The best trials of a study that Optuna keeps in a file, a SQLite database or a journal. The file
-is only read.
+"""Read the best trials of a study from a file of Optuna's: a SQLite database or a journal. The file
+is never changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_STUDIES_LISTED = 8
 
 
 class OptunaStorageError(InputError):
-    """The file is no storage of Optuna's, or the study in it has no best trial."""
+    """The file is not an Optuna storage, or the study in it has no best trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ def read_best_trials(file: Path, study: str = "", *, max_trials: int) -> OptunaT
 
 
 def _open_storage(file: Path) -> BaseStorage:
-    """Open the file read-only: Optuna would otherwise create tables in somebody else's database."""
+    """Open the file read-only: Optuna would otherwise create tables in any other database."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -106,5 +106,5 @@ def _open_storage(file: Path) -> BaseStorage:
         raise OptunaStorageError(f"{file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # SQLAlchemy and the journal raise many kinds
         raise OptunaStorageError(
-            f"{file} is no storage that Optuna can read: {error}".splitlines()[0]
+            f"{file} is not a storage that Optuna can read: {error}".splitlines()[0]
         ) from error

@@ -13,9 +13,8 @@ import array
 import bisect
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import overload
 
 from forerun._proxies.core import canon
 from forerun._sweeps.search.space import Params, SearchSpace
@@ -34,26 +33,20 @@ as good.
 """
 
 
-class Points(Sequence[Params]):
+class Points:
     """Points of one space, stored as plain numbers: dictionaries for 30,000 points would take ten
     times the memory.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """Create an empty sequence; `names` are the names of the axes."""
-        self._names = tuple(names)
+    def __init__(self, names: tuple[str, ...]) -> None:
+        """Store the names of the axes."""
+        self._names = names
         self._values = array.array("d")
 
     def __len__(self) -> int:
         return len(self._values) // len(self._names)
 
-    @overload
-    def __getitem__(self, index: int) -> Params: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Params]: ...
-    def __getitem__(self, index: int | slice) -> Params | list[Params]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Params:
         start = range(len(self))[index] * len(self._names)
         return dict(zip(self._names, self._values[start : start + len(self._names)], strict=True))
 
@@ -99,7 +92,7 @@ class PastTrials:
     def __post_init__(self) -> None:
         if self.parallelism < 1:
             raise ValueError(f"parallelism = {self.parallelism}: must be at least 1")
-        self.points = Points(axis.name for axis in self.space.axes)
+        self.points = Points(self.space.names)
 
     @property
     def index(self) -> int:

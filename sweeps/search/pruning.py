@@ -3,7 +3,7 @@ had ended before it began.
 
 The rule, `curve`, predicts the loss at which the trial will end
 (`forerun._sweeps.search.loss_forecasts`). Rules that compare losses at one step were measured and
-removed: under a decaying schedule they give up the trials that the search is for (docs/pruning.md).
+removed: under a decaying schedule they give up the trials that would win (docs/pruning.md).
 
 Trial k is compared only with trials 0 ... k-P (P: trials in flight), which had all ended before k
 was suggested, in index order. A decision therefore does not depend on timing, and a resumed search
@@ -33,10 +33,12 @@ RUNG_SHARES = (0.125, 0.25, 0.5)
 WINDOW_SHARE = 0.1
 """Share of the steps so far over which the last losses are averaged."""
 MIN_PROBABILITY = 0.01
-"""A run is given up if its probability of ending below the best, or near it, is lower than this."""
+"""A run is given up if the probability that it ends below the best loss, or within the margin above
+it, is lower than this.
+"""
 MARGIN_SHARE = 0.0023
-"""Distance from the best loss, as a share of it, within which another seed may reverse the order of
-two trials, so that both are repeated.
+"""Margin above the best loss, as a share of that loss. Within the margin, another seed may reverse
+the order of two trials, so both are repeated.
 
 This is 0.005 nats for models of bytes, where the margin forgoes one in fifty of the steps that
 pruning would save without it. The noise is the same share of the loss at every vocabulary size
@@ -50,7 +52,7 @@ all trials. The cost of a decision therefore does not grow with the search.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierTrial:
-    """A trial that had ended before the trial in question was suggested."""
+    """A trial that had ended before the judged trial was suggested."""
 
     point: Params
     status: Status
@@ -257,8 +259,8 @@ class SearchPruner:
                 loss_nats=result.loss_nats,
             )
         )
-        # No trial in flight is compared with this one any more. Its losses and point are freed:
-        # those of ten thousand trials would take much memory.
+        # No trial in flight is compared with this trial any more. Free its losses and its point: in
+        # a search of ten thousand trials, they would take much memory.
         freed_index = len(self._ended_trials) - self._search.parallelism - MAX_TRIALS_SEEN - 1
         if freed_index >= 0:
             self._ended_trials[freed_index] = dataclasses.replace(

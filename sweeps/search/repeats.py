@@ -118,17 +118,21 @@ def _allocate(counts: Sequence[int], comparison: Comparison, num_new: int) -> li
     Returns:
         Additional repeats, by candidate.
     """
-    ranked = [status for status in comparison.standings if status.mean_nats is not None]
-    if len(ranked) < 2:
+    means = {
+        status.candidate: status.mean_nats
+        for status in comparison.standings
+        if status.mean_nats is not None
+    }
+    if len(means) < 2:
         return [0] * len(counts)
-    best, spent = ranked[0], np.array(counts, dtype=float)
+    best, *rivals = means  # in the order of the standings
+    spent = np.array(counts, dtype=float)
     # Weights: the inverse squared distance from the best candidate
     floor = max(comparison.lead_standard_error_nats or 0.0, 1e-12)
     weights = np.zeros(len(counts))
-    for rival in ranked[1:]:
-        assert rival.mean_nats is not None and best.mean_nats is not None
-        weights[rival.candidate] = max(rival.mean_nats - best.mean_nats, floor) ** -2.0
-    weights[best.candidate] = float(np.sqrt((weights**2).sum()))
+    for rival in rivals:
+        weights[rival] = max(means[rival] - means[best], floor) ** -2.0
+    weights[best] = float(np.sqrt((weights**2).sum()))
     # Hand out the repeats one by one, each where the most are missing
     total = spent[weights > 0].sum() + num_new
     target = weights / weights.sum() * total
@@ -142,9 +146,9 @@ def _allocate(counts: Sequence[int], comparison: Comparison, num_new: int) -> li
 def compare_candidates(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     """Compare the candidates by the losses of their repeats.
 
-    Means are least squares on the candidates' effects, or on these and the seeds' effects if seeds
-    have an effect; noise is pooled. The loss for which a candidate was chosen is not a repeat and
-    does not count, because it is low by selection.
+    The means come from a least-squares fit of the candidates' effects. If the seeds have a
+    significant effect, it is fitted too. The noise is pooled over all candidates. The loss for
+    which a candidate was chosen is not a repeat and does not count, because it is low by selection.
 
     Args:
         counts: number of repeats of each candidate that have outcomes.
@@ -163,32 +167,26 @@ def compare_candidates(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     ]
     effects = _fit_effects(table, len(complete))
     # Rank the candidates without divergence by their means, then the others
-    means, covariance = effects.means, effects.covariance
+    means, covariance = effects.means.tolist(), effects.covariance
     order = sorted(range(len(complete)), key=lambda i: (means[i], i))
-    standings = [
-        CandidateStatus(
-            candidate=complete[i],
-            num_repeats=counts[complete[i]],
-            num_diverged=0,
-            mean_nats=float(means[i]),
-            standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
-        )
+    ranked: list[tuple[int, float | None, float | None]] = [
+        (complete[i], means[i], None if covariance is None else float(np.sqrt(covariance[i, i])))
         for i in order
     ]
     with_divergence = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
-    standings += [
-        CandidateStatus(
-            candidate=c,
-            num_repeats=counts[c],
-            num_diverged=d,
-            mean_nats=None,
-            standard_error_nats=None,
-        )
-        for d, c in with_divergence
-    ]
+    ranked += [(c, None, None) for _, c in with_divergence]
     lead, error = _compute_lead(effects, order)
     return Comparison(
-        standings=tuple(standings),
+        standings=tuple(
+            CandidateStatus(
+                candidate=c,
+                num_repeats=counts[c],
+                num_diverged=diverged[c],
+                mean_nats=mean,
+                standard_error_nats=standard_error,
+            )
+            for c, mean, standard_error in ranked
+        ),
         paired=effects.paired,
         lead_nats=lead,
         lead_standard_error_nats=error,
@@ -264,7 +262,7 @@ class _Effects:
 
 
 def _fit_effects(table: Sequence[tuple[int, int, float]], num_candidates: int) -> _Effects:
-    """Fit the effects of the candidates, and of the seeds too if theirs are significant."""
+    """Fit the effects of the candidates, and those of the seeds too if they are significant."""
     from scipy.special import fdtrc
 
     if not table:

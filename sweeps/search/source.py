@@ -1,5 +1,7 @@
-"""Sources of runs: a static list of runs, or a search that chooses runs as results arrive. The
-interface of pruners, which give up runs of a source, is here too.
+"""Sources of runs: a static list of runs, or a search that chooses runs as results arrive.
+
+The module has the search itself (the past trials and a sampler), both sources, and the interface of
+pruners, which give up runs of a source.
 """
 
 from __future__ import annotations

@@ -60,23 +60,25 @@ class Axis:
 
     @property
     def coordinates(self) -> Range:
-        """The range of coordinates, linear or for log2; for a complement, the range of 1 -
-        value.
-        """
+        """Range of the coordinate: the range of the value, or of 1 - value for a complement."""
         low, high = self.range
         return (1 - high, 1 - low) if self.scale == "log2_complement" else (low, high)
 
     def coordinate(self, value: float) -> float:
-        """Return the coordinate of a value, clipped to the range: the value, or 1 - value for a
-        complement.
+        """Return the coordinate of a value, clipped to `coordinates`.
+
+        The coordinate is the value itself, or 1 - value for a complement.
         """
         low, high = self.coordinates
         return min(max(1 - value if self.scale == "log2_complement" else value, low), high)
 
     def value(self, coordinate: float) -> float:
         """Return the value at a coordinate, the inverse of `coordinate`."""
+        return self._clip(1 - coordinate if self.scale == "log2_complement" else coordinate)
+
+    def _clip(self, value: float) -> float:
+        """Return the nearest value in the range, an integer if the axis has only integers."""
         low, high = self.range
-        value = 1 - coordinate if self.scale == "log2_complement" else coordinate
         return min(max(float(round(value)) if self.is_integer else value, low), high)
 
     def interpolate(self, share: float) -> float:
@@ -97,8 +99,7 @@ class Axis:
             return OFF
         if self.choices:
             return min(self.choices, key=lambda choice: abs(choice - value))
-        low, high = self.range
-        return min(max(float(round(value)) if self.is_integer else value, low), high)
+        return self._clip(value)
 
     def octaves(self, value: float) -> float:
         """Return log2 of a value; for a complement, log2 of 1 - value."""
@@ -242,22 +243,18 @@ def build_search_space(
 
 def _check_range(axis: Axis) -> tuple[bool, str]:
     """Return whether an axis has a range that its scale allows, and the problem if not."""
-    value: object = axis.range
-    ends = list(value) if isinstance(value, tuple | list) else []
-    is_valid = len(ends) == 2 and all(
-        type(end) in (int, float) and math.isfinite(end) for end in ends
-    )
+    if axis.can_be_off and axis.name not in CAN_BE_OFF:
+        return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
+    low, high = axis.range
     must_be_positive = axis.scale == "log2"
-    if is_valid:
-        low, high = ends
-        # All known hyperparameters that are not searched in log2 are shares below 1
-        must_be_share = axis.own_scale is None and not must_be_positive
-        is_valid = (
-            low <= high
-            and (low > 0 or not must_be_positive)
-            and (not must_be_share or 0 <= low <= high < 1)
-        )
-        is_valid = is_valid and not (axis.is_integer and any(end != round(end) for end in ends))
+    # All known hyperparameters that are not searched in log2 are shares below 1
+    must_be_share = axis.own_scale is None and not must_be_positive
+    is_valid = (
+        -math.inf < low <= high < math.inf
+        and (low > 0 or not must_be_positive)
+        and (not must_be_share or 0 <= low <= high < 1)
+        and not (axis.is_integer and any(end != round(end) for end in axis.range))
+    )
     limits = (
         "above 0"
         if must_be_positive
@@ -265,10 +262,7 @@ def _check_range(axis: Axis) -> tuple[bool, str]:
         if axis.own_scale
         else "at least 0 and below 1"
     )
-    problem = (
-        f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, "
-        "with low <= high"
+    return is_valid, (
+        f"{axis.name} = {[low, high]}: must be [low, high], two finite numbers {limits}, with "
+        "low <= high"
     )
-    if axis.can_be_off and axis.name not in CAN_BE_OFF:
-        return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
-    return is_valid, problem

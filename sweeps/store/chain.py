@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
@@ -169,7 +169,7 @@ def is_empty(connection: sqlite3.Connection) -> bool:
         LedgerCorrupt: the header cannot be read.
     """
     with _translate_errors("the header"):
-        return _read_pragma(connection, "page_count") == 0
+        return bool(_read_pragma(connection, "page_count") == 0)
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -295,7 +295,7 @@ def make_duplicate_error(kind: str, key: str) -> DuplicateRecord:
 
 def _check_schema(connection: sqlite3.Connection) -> None:
     """Check that this version wrote the file. Raises LedgerCorrupt, LedgerTooNew, LedgerTooOld."""
-    version = cast(int, _read_pragma(connection, "user_version"))
+    version = _read_pragma(connection, "user_version")
     if _read_pragma(connection, "application_id") != APPLICATION_ID:
         raise LedgerCorrupt("the header: this is not a forerun ledger")
     tables = dict(
@@ -336,7 +336,7 @@ def _verify_row(row: tuple[object, ...], seq: int, hash_before: object) -> Recor
     return expected
 
 
-def _read_pragma(connection: sqlite3.Connection, name: str) -> object:
+def _read_pragma(connection: sqlite3.Connection, name: str) -> Any:
     """Return the value of an SQLite pragma, None if it has none."""
     row = connection.execute(f"PRAGMA {name}").fetchone()
     return row[0] if row else None

@@ -12,7 +12,6 @@ import contextlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from forerun._proxies.core import canon
@@ -20,7 +19,7 @@ from forerun._proxies.core.checks import SpecError
 from forerun._proxies.core.noise_scale import NoiseLook
 from forerun._proxies.core.plain_files import open_to_append, read_plain, require_plain
 from forerun._proxies.core.spec import Curve, RunResult
-from forerun._sweeps.store.errors import CurveCorrupt, DiskFull
+from forerun._sweeps.store.errors import KEPT_ADVICE, CurveCorrupt, explain_write_errors
 
 CURVES_DIR = "curves"
 
@@ -67,7 +66,7 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
 
     Raises:
         DiskFull: the file does not fit; an earlier file of this run is unchanged.
-        ValueError: `run_id` is no id.
+        ValueError: `run_id` is not an id.
     """
     import pyarrow  # imported here, so that only studies with curves load it
     import pyarrow.parquet
@@ -91,13 +90,9 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     table = pyarrow.Table.from_arrays(arrays, names=list(columns))
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
-    try:
+    with explain_write_errors(path, KEPT_ADVICE):
         canon.make_folder(path.parent)
         canon.write_atomic(path, buffer.getvalue().to_pybytes())
-    except OSError as error:
-        raise DiskFull(
-            f"{path}: {error.strerror}: free some space and resume; recorded results are kept"
-        ) from error
     return path
 
 
@@ -113,20 +108,17 @@ def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> 
     Raises:
         DiskFull, ValueError: see `store_curve`; some of the files may have been written.
     """
-    tasks = [
-        partial(store_curve, study_dir, result.id, curve, pruned=result.status == "pruned")
-        for result, curve in curves
-    ]
-    if len(tasks) == 1:
-        tasks[0]()
-    else:
-        with ThreadPoolExecutor(_NUM_WRITER_THREADS) as executor:
-            for future in [executor.submit(task) for task in tasks]:
-                future.result()
+
+    def store(result: RunResult, curve: Curve) -> None:
+        store_curve(study_dir, result.id, curve, pruned=result.status == "pruned")
+
+    with ThreadPoolExecutor(_NUM_WRITER_THREADS) as executor:
+        for future in [executor.submit(store, *pair) for pair in curves]:
+            future.result()
 
 
 def load_curve(study_dir: Path, result: RunResult) -> Curve:
-    """Read the curve of `result`, and verify that it is the one the result names.
+    """Read the curve of `result`, and verify its content id.
 
     Raises:
         CurveCorrupt: the file is missing, unreadable, or its content id is not `result.curve_id`.
@@ -176,7 +168,7 @@ def list_curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
 
 
 def get_noise_path(study_dir: Path, run_id: str) -> Path:
-    """Return the path of a run's gradient noise. Raises ValueError if `run_id` is no id."""
+    """Return the path of a run's gradient noise. Raises ValueError if `run_id` is not an id."""
     return study_dir / CURVES_DIR / f"{require_run_id(run_id)}.noise.jsonl"
 
 
@@ -197,7 +189,7 @@ def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
     unfinished is skipped.
 
     Raises:
-        ValueError: `run_id` is no id.
+        ValueError: `run_id` is not an id.
     """
     try:
         lines = read_plain(get_noise_path(study_dir, run_id)).decode(errors="replace").splitlines()

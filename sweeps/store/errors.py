@@ -7,7 +7,9 @@ Each message names the value, the limit, and what to do. This module needs no th
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 from forerun._proxies.core.errors import ExitCode, InputError
@@ -118,6 +120,18 @@ class DuplicateRecord(SweepError):
 
 class DiskFull(SweepError):
     """A write did not fit, or the disk failed; earlier records are kept."""
+
+
+@contextlib.contextmanager
+def explain_write_errors(path: Path, advice: str) -> Iterator[None]:
+    """Turn operating system errors while writing into a DiskFull that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskFull(f"{path}: {error.strerror}: {advice}") from error
+
+
+KEPT_ADVICE = "free some space and resume; recorded results are kept"
 
 
 class CurveCorrupt(SweepError):

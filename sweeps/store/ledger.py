@@ -14,7 +14,7 @@ import sqlite3
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
@@ -25,12 +25,13 @@ from forerun._sweeps.store import chain
 from forerun._sweeps.store.chain import Record
 from forerun._sweeps.store.curves import CURVES_DIR
 from forerun._sweeps.store.errors import (
-    DiskFull,
+    KEPT_ADVICE,
     LedgerCorrupt,
     LedgerLost,
     PlanChanged,
     StudyMissing,
     SweepError,
+    explain_write_errors,
 )
 from forerun._sweeps.store.lock import DriverLock
 
@@ -72,8 +73,9 @@ A pruned outcome describes the first steps of a run; the outcome of the whole ru
 """
 
 CALIBRATION = "calibration"
-"""Kind of the records of measured settings, such as the number of slots of a bank, which are part
-of the runs' specs."""
+"""Kind of the records of settings that were measured, such as the number of slots of a bank. These
+settings are part of the runs' specs.
+"""
 SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
@@ -89,7 +91,7 @@ class Ledger:
     """Records of a study, verified when opened.
 
     Use `open` (the driver) or `read` (everyone else). Records stay in the file: each is read on
-    request and verified by its hash again. A driver keeps only results in memory, because it may
+    request, and its hash is verified again. A driver keeps only results in memory, because it may
     see 30,000 runs; a reader, which soon ends, keeps the specs too.
     """
 
@@ -156,7 +158,9 @@ class Ledger:
             if ledger._num_records:
                 ledger._amend_plan(plan, is_amendable)
             ledger._record_driver(plan, lock)
-            _sync_names(study_dir)
+            # The names of the ledger and its journal survive a power loss from here on
+            with explain_write_errors(study_dir, KEPT_ADVICE):
+                canon.sync_folder(study_dir)
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -330,8 +334,9 @@ class Ledger:
         return next(self.iterate_records(kind, key), None)
 
     def append_for_plan(self, kind: str, name: str, body: object) -> Record:
-        """Append a record about the user code of the plan; it no longer counts once the plan is
-        amended.
+        """Append a record about the user's code, which the plan names.
+
+        The record no longer counts once the plan is amended (`read_records_for_plan`).
         """
         num_amendments = len(self.read_records(PLAN)) - 1
         return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
@@ -393,12 +398,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _record_driver(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
@@ -421,10 +421,8 @@ class Ledger:
         if record.kind not in OUTCOMES:
             return
         run = body if isinstance(body, Run) else _decode_run(record)
-        pruned, is_whole = (
-            record.kind == PRUNED,
-            run.result.num_steps >= run.spec.schedule.num_steps,
-        )
+        pruned = record.kind == PRUNED
+        is_whole = run.result.num_steps >= run.spec.schedule.num_steps
         if pruned != (run.result.status == "pruned") or (pruned and is_whole):
             state = f"{run.result.status} after {format_counted(run.result.num_steps, 'step')}"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
@@ -446,8 +444,7 @@ def _decode_run(record: Record) -> Run:
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
-    """Raise an error if a ledger that is missing or empty means a loss, or if no study is to be
-    started.
+    """Check that a study may be started where the ledger is missing or empty.
 
     Raises:
         LedgerLost: there are curves of finished runs.
@@ -485,16 +482,4 @@ def _make_study_folder(study_dir: Path) -> None:
     except OSError as error:
         raise SweepError(
             f"{study_dir} cannot be made ({error.strerror}): name another folder"
-        ) from error
-
-
-def _sync_names(study_dir: Path) -> None:
-    """Make the names of the ledger and its journal survive a power loss, before anything is
-    recorded.
-    """
-    try:
-        canon.sync_folder(study_dir)
-    except OSError as error:
-        raise DiskFull(
-            f"{study_dir}: {error.strerror}: free some space and resume; recorded results are kept"
         ) from error

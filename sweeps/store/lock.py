@@ -3,7 +3,8 @@ second driver out of a study.
 
 The kernel drops the lock when its holder dies in any way, so a stale file blocks nobody. Advisory
 locks are not reliable on every network filesystem; there the ledger's chain catches a second driver
-(`StaleDriver`). This module needs no third-party package.
+(`StaleDriver`). The module also tells whether a driver's process is still alive, and whether a file
+was replaced. It needs no third-party package.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.plain_files import read_plain, refuse_pipe
@@ -122,12 +122,7 @@ class DriverLock:
     def __enter__(self) -> DriverLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

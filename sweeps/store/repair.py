@@ -22,7 +22,12 @@ from forerun._proxies.core.plain_files import open_plain
 from forerun._sweeps.store import chain
 from forerun._sweeps.store.chain import Record, get_journal_path
 from forerun._sweeps.store.curves import list_curve_ids
-from forerun._sweeps.store.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
+from forerun._sweeps.store.errors import (
+    LedgerCorrupt,
+    StudyMissing,
+    SweepError,
+    explain_write_errors,
+)
 from forerun._sweeps.store.ledger import (
     CALIBRATION,
     IMPORTED,
@@ -254,12 +259,13 @@ def _replace_ledger(
     """Write the new ledger next to the damaged one, verify it, and put it in its place."""
     # Append the proven records beyond the damage that are not duplicates
     known, intact = {(record.kind, record.key) for record in kept}, find_intact_records(rows)
-    beyond = [
+    restored = [
         record
         for seq, record in sorted(intact.items())
-        if seq >= len(kept) and record.kind in RESTORED_KINDS
+        if seq >= len(kept)
+        and record.kind in RESTORED_KINDS
+        and (record.kind, record.key) not in known
     ]
-    restored = [record for record in beyond if (record.kind, record.key) not in known]
     known |= {(record.kind, record.key) for record in restored}
     # List the lost records
     kinds_and_keys = {row.seq: (row.kind, row.key) for row in rows}
@@ -281,16 +287,11 @@ def _replace_ledger(
         "lost": lost,
     }
     number = sum(record.kind == "repair" for record in kept)
-    records = [
-        *kept,
-        chain.make_record(
-            len(kept), "repair", str(number), canon.to_canonical_json(note), kept[-1].hash
-        ),
-    ]
-    for record in restored:
-        records.append(
-            chain.make_record(len(records), record.kind, record.key, record.text, records[-1].hash)
-        )
+    appended = [("repair", str(number), canon.to_canonical_json(note))]
+    appended += [(record.kind, record.key, record.text) for record in restored]
+    records = list(kept)
+    for kind, key, text in appended:
+        records.append(chain.make_record(len(records), kind, key, text, records[-1].hash))
     ledger = _write_ledger(study_dir, records)
     # List the runs that have a curve but no outcome
     without_result = set(list_curve_ids(study_dir)) - ledger.get_results().keys()
@@ -312,21 +313,17 @@ def _write_ledger(study_dir: Path, records: list[Record]) -> Ledger:
         chain.create(connection)
         chain.write(connection, *records)
         ledger = Ledger(study_dir, chain.load(connection), None, None)
-    try:
+    with explain_write_errors(path, "free some space and repair again; the copy is kept"):
         get_journal_path(new_path).unlink(missing_ok=True)
         # SQLite would apply the damaged file's journal to the new one
         get_journal_path(path).unlink(missing_ok=True)
         new_path.replace(path)
         canon.sync_folder(study_dir)
-    except OSError as error:
-        raise DiskFull(
-            f"{path}: {error.strerror}: free some space and repair again; the copy is kept"
-        ) from error
     return ledger
 
 
 def _describe_unrepairable(study_dir: Path, why: str) -> str:
-    """Describe a ledger of which nothing can be proven, and what to do."""
+    """Return the message about a ledger without any provable record, with advice."""
     copies = sorted(path.name for path in study_dir.glob(f"{LEDGER_NAME}.damaged-*[0-9]"))
     problem = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
     problem += f" (an earlier repair left {', '.join(copies)})" if copies else ""
@@ -349,14 +346,10 @@ def _copy_damaged(path: Path, content: bytes, journal: bytes) -> Path:
         if content == _read_content(copy):
             return copy
         number += 1
-    try:
+    with explain_write_errors(copy, "free some space and repair again; nothing was changed"):
         if journal:
             canon.write_atomic(get_journal_path(copy), journal)
         canon.write_atomic(copy, content)
-    except OSError as error:
-        raise DiskFull(
-            f"{copy}: {error.strerror}: free some space and repair again; nothing was changed"
-        ) from error
     return copy
 
 
@@ -365,10 +358,10 @@ def _read_content(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise SweepError(f"{path} is not a regular file: put the ledger back in its place")
-        if not path.exists():
-            return b""
         with open_plain(path) as file:
             return file.read()
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         raise SweepError(
             f"{path} cannot be read ({error.strerror}): copy what can still be read to another disk"

@@ -9,7 +9,7 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.hyperparameters import HPARAMS
 from forerun._proxies.core.optimizers import has_hyperparameter
 from forerun._proxies.core.spec import Run
-from forerun._sweeps.store.errors import DiskFull, SweepError
+from forerun._sweeps.store.errors import SweepError, explain_write_errors
 from forerun._sweeps.store.ledger import Ledger
 from forerun._sweeps.store.sites import DEVICE
 
@@ -100,12 +100,8 @@ class StudyView:
             pyarrow.csv.write_csv(self.table(), buffer)
         else:
             pyarrow.parquet.write_table(self.table(), buffer)
-        try:
+        with explain_write_errors(path, "name a folder that exists, on a disk with free space"):
             canon.write_atomic(path, buffer.getvalue().to_pybytes())
-        except OSError as error:
-            raise DiskFull(
-                f"{path}: {error.strerror}: name a folder that exists, on a disk with free space"
-            ) from error
 
 
 def _make_row(run: Run, imported: bool) -> dict[str, Any]:

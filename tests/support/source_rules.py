@@ -337,7 +337,7 @@ def find_machine_paths(source_tree):
 def find_package_problems(source_tree):
     """Return packages whose `__init__` lacks a part of its docstring or holds code.
 
-    Exceptions are the function `sweeps.load` and the lazily loaded names of the API.
+    Only the API may hold code: its lazily loaded names.
     """
     problems = []
     for name in source_tree.package_modules:
@@ -347,21 +347,9 @@ def find_package_problems(source_tree):
             for heading in ("Enters", "Leaves", "Promises", "Refuses")
             if f"{heading}:" not in docstring
         ]
-        code = [
-            node
-            for node in source_tree.trees[name].body[1:]
-            if name != "sweeps" or not is_part_of_load(node)
-        ]
-        problems += [f"{name} holds code"] if code and name != API else []
+        has_code = len(source_tree.trees[name].body) > 1
+        problems += [f"{name} holds code"] if has_code and name != API else []
     return problems
-
-
-def is_part_of_load(node):
-    """Return whether a statement is the function `load` or an import for its types."""
-    return (
-        isinstance(node, ast.Import | ast.ImportFrom | ast.If)
-        or getattr(node, "name", "") == "load"
-    )
 
 
 PLAIN_FILES = "proxies.core.plain_files"
@@ -375,7 +363,7 @@ OPEN_OTHERWISE = {
     "proxies.core.failures",
     "proxies.external.command_supervisor",
     "sweeps.store.sites",
-    "sweeps.run.pool",
+    "sweeps.run.cores",
     "sweeps.ray.pool",
     "sweeps.ray.cluster_start",
     "sweeps.ray.cluster_folder",

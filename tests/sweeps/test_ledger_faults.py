@@ -31,7 +31,8 @@ def test_no_record_is_lost_at_a_sample_of_calls(shim):
     ("bug", "fault", "first", "every"),
     [
         ("no_journal", "half a write, SIGKILL", 1, 7),
-        ("in_place", "half a write, SIGKILL", 240, 1),  # frozen files come last
+        # The frozen files come last: their calls begin at about number 240
+        ("in_place", "half a write, SIGKILL", 240, 1),
         ("no_sync", "power loss", 1, 7),
     ],
 )

@@ -191,7 +191,7 @@ def _describe_main_run(main: dict[str, Any], speed: dict[str, Any] | None, *, gp
         gpus: Whether the main run trains on GPUs.
     """
     from forerun._launcher.study.calibration.study_cost import WORKER_FLOPS
-    from forerun._sweeps.run.pool import count_cores
+    from forerun._sweeps.run.cores import count_cores
 
     if gpus:
         machine, days = main["machine"], main["days"]

@@ -36,7 +36,7 @@ from forerun._proxies.core.notation import format_counted, format_significant
 from forerun._proxies.core.optimizers import compute_optimizer_flops
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.core.spec import Run, RunSpec
-from forerun._sweeps.run.pool import count_cores
+from forerun._sweeps.run.cores import count_cores
 
 # ---- Speed ----
 

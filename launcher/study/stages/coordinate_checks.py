@@ -145,7 +145,7 @@ def _measure_runs(
                 continue
             num_lost[index] += 1
             queue.append(index)
-            if report.refused or num_lost[index] >= max_attempts:
+            if report.ends_study or num_lost[index] >= max_attempts:
                 shape, kind = probes[index].spec.shape, CAUSES[report.cause]
                 raise RunsFail(
                     f"coordinate check: a run of width {shape.width} with "

@@ -163,14 +163,13 @@ class StageRunner:
                 self._start_workers(),
                 self.ledger,
                 self.study.study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=build_bank_key,
                 max_attempts=cluster.max_attempts,
                 noise=noise,
                 kinds=self._kinds,
                 progress=monitor.take,
                 should_stop=monitor.should_stop,
-                refusal=accounts.budget.find_refusal,
+                find_reached_cap=accounts.budget.find_reached_cap,
             )
         finally:
             self.reporter.pause()
@@ -412,7 +411,7 @@ class _DriveMonitor:
         """Cap of the plan that is reached; empty while none is."""
         self._runner, self._label, self._accounts = runner, label, accounts
         self._ledger_file = FileIdentity(runner.study.study_dir / LEDGER_NAME)
-        self._last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        self._last = DriverProgress(outcomes=(), failures=(), notes=(), running=(), num_queued=0)
         self._done_by_run: dict[str, float] = {}  # FLOPs done by each run that has not ended
         flops = compute_own_flops(specs)
         self.total_flops = float(sum(flops))
@@ -443,7 +442,7 @@ class _DriveMonitor:
 
     def take(self, event: DriverProgress) -> None:
         """Take in a report of the driver."""
-        for sentence in (*event.lost, *event.notes):
+        for sentence in (*event.failures, *event.notes):
             print_progress(f"{self._label}: {sentence}")
         if event.running is not self._last.running:  # reports within a second share the tuple
             self._done_by_run = {

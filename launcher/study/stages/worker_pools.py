@@ -219,7 +219,7 @@ class SpendTracker:
         if now - self._looked < STATE_SECONDS:
             return
         self._looked = now
-        by_kind = self.budget.device_seconds
+        seconds, by_kind = self.budget.unrecorded
         write_live(
             self._study_dir,
             DriverState(
@@ -229,7 +229,7 @@ class SpendTracker:
                 host=socket.gethostname(),
                 stage=stage,
                 stretch=self._stretch,
-                seconds=self.budget.seconds,
+                seconds=seconds,
                 device_seconds=sum(by_kind.values()),
                 by_kind=by_kind,
                 left_seconds=left_seconds,

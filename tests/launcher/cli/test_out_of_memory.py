@@ -43,7 +43,7 @@ CHILD = """
             try:
                 drive(
                     StaticSource([spec], build_bank_key), InlinePool(factory), ledger, study,
-                    num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=build_bank_key,
+                    bank_key_for=build_bank_key,
                 )
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (-1, -1))

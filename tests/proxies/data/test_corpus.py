@@ -42,10 +42,9 @@ def read_validation_texts(folder):
     return set(read_split_texts(folder, "validation"))
 
 
-def read_all_documents(folder, source=0):
+def read_all_documents(folder):
     """Return the documents of both splits as tuples of ids."""
-    train = read_split_documents(folder, "train", source)
-    return train + read_split_documents(folder, "validation", source)
+    return read_split_documents(folder, "train") + read_split_documents(folder, "validation")
 
 
 def read_all_texts(folder, source=0):
@@ -214,10 +213,10 @@ def test_text_that_is_not_utf8_is_refused(tmp_path, position, tokenizer):
 # ---- Files of token ids ----
 
 
-def draw_documents(num_documents=80, seed=0):
-    """Draw documents of 3 to 39 token ids."""
-    rng = np.random.default_rng(seed)
-    return [tuple(rng.integers(0, END, rng.integers(3, 40)).tolist()) for _ in range(num_documents)]
+def draw_documents():
+    """Draw 80 documents of 3 to 39 token ids."""
+    rng = np.random.default_rng(0)
+    return [tuple(rng.integers(0, END, rng.integers(3, 40)).tolist()) for _ in range(80)]
 
 
 @pytest.mark.parametrize(("write", "is_end_last"), [(write_nanogpt, True), (write_llm_c, False)])

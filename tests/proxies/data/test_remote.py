@@ -20,10 +20,10 @@ from forerun._proxies.data.tokens import DataError, TokenStore
 TEXTS = [f"document {number} of some words" for number in range(40)]
 
 
-def to_parquet(texts, column="text"):
+def to_parquet(texts):
     """Return a Parquet file of texts as bytes."""
     content = io.BytesIO()
-    pq.write_table(pa.table({column: texts}), content)
+    pq.write_table(pa.table({"text": texts}), content)
     return content.getvalue()
 
 

@@ -149,6 +149,13 @@ def test_parquet_without_texts_or_truncated_is_refused(tmp_path):
     assert read_contents(path) == []
 
 
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    message = get_refusal(tmp_path / "a.parquet")
+    assert message.endswith("has 2 columns named 'text': rename or remove all but one")
+
+
 def test_unused_members_may_be_invalid_json(tmp_path):
     """Only the text of a line is parsed strictly."""
     path = tmp_path / "a.jsonl"

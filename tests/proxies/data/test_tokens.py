@@ -29,10 +29,10 @@ def corpus_dir(tmp_path):
     return write_corpus(tmp_path, num_documents=60, num_words=30, validation_fraction=0.2)
 
 
-def read_ids_of_all_sources(folder, split):
-    """Return all token ids of a split, from the shards of all sources."""
+def read_training_ids(folder):
+    """Return all token ids of the training split, from the shards of all sources."""
     manifest = read_manifest(folder)
-    files = [shard.file for source in manifest.sources for shard in getattr(source, split)]
+    files = [shard.file for source in manifest.sources for shard in source.train]
     return np.concatenate([np.fromfile(folder / file, dtype=manifest.dtype) for file in files])
 
 
@@ -107,7 +107,7 @@ def test_order_of_a_single_source_depends_only_on_seed_and_epoch(corpus_dir):
     """Stored results depend on this order. Never change it."""
     store, seq_len = TokenStore(corpus_dir), 32
     num_windows = store.count_windows("train", seq_len)
-    ids = read_ids_of_all_sources(corpus_dir, "train")
+    ids = read_training_ids(corpus_dir)
     batch = store.read_train_batch(
         seed=3, first_sequence=num_windows, num_sequences=num_windows, seq_len=seq_len
     )
@@ -183,9 +183,7 @@ def test_windows_do_not_cross_shards(tmp_path, monkeypatch):
     folder = write_corpus(tmp_path / "many", **options)
     store = TokenStore(folder)
     shard_ids = [np.fromfile(folder / s.file, dtype="<u2") for s in store.manifest.sources[0].train]
-    assert np.array_equal(
-        np.concatenate(shard_ids), read_ids_of_all_sources(single_shard_dir, "train")
-    )
+    assert np.array_equal(np.concatenate(shard_ids), read_training_ids(single_shard_dir))
     assert len(shard_ids) > 5 and all(len(ids) == shard_tokens for ids in shard_ids[:-1])
 
     windows = set()

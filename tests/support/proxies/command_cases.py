@@ -1,6 +1,5 @@
 """Cases for tests of users' training commands: small scripts without a model, and their runs."""
 
-import dataclasses
 import os
 import sys
 import time
@@ -57,15 +56,12 @@ def make_command(template=TEMPLATE, **changes):
     return Command(**{**fields, **changes})
 
 
-def make_command_spec(
-    run_command=None, *, num_steps=NUM_STEPS, width=32, seed=0, vocab_size=256, **hparams
-):
+def make_command_spec(run_command=None, *, num_steps=NUM_STEPS, width=32, seed=0, **hparams):
     """Return the spec of a run that a command trains."""
-    base = dataclasses.replace(SHAPE, vocab_size=vocab_size)
     return RunSpec(
         optimizer="adamw",
-        shape=base.at_width(width),
-        base_shape=base,
+        shape=SHAPE.at_width(width),
+        base_shape=SHAPE,
         parametrization=get_parametrization("mup"),
         hparams=Hparams(**{"learning_rate": 0.01, **hparams}),
         schedule=Schedule(kind="cosine", num_steps=num_steps, warmup_steps=2),

@@ -84,15 +84,9 @@ def write_nanogpt(path, ids):
     return path
 
 
-def write_llm_c(path, ids, magic=GPT2_MAGIC, version=1, num_tokens=None):
-    """Write token ids as llm.c does, after its header of 256 integers; return the path.
-
-    Args:
-        num_tokens: Number of tokens that the header states; that of `ids` if None.
-    """
-    header = struct.pack(
-        "<256i", magic, version, len(ids) if num_tokens is None else num_tokens, *[0] * 253
-    )
+def write_llm_c(path, ids, magic=GPT2_MAGIC, version=1):
+    """Write token ids as llm.c does, after its header of 256 integers; return the path."""
+    header = struct.pack("<256i", magic, version, len(ids), *[0] * 253)
     dtype = "<u2" if magic == GPT2_MAGIC else "<u4"
     path.write_bytes(header + np.array(ids, dtype=dtype).tobytes())
     return path

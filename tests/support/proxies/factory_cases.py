@@ -95,10 +95,10 @@ def build_decoder_without_multipliers(shape):
 class Mixer(nn.Module):
     """A minimal causal model: each block is a running mean over tokens and one hidden matrix."""
 
-    def __init__(self, shape, width=None, num_layers=None, embedding=None):
+    def __init__(self, shape, width=None, num_layers=None):
         super().__init__()
         width = width or shape.width
-        self.embed = embedding or nn.Embedding(shape.vocab_size, width)
+        self.embed = nn.Embedding(shape.vocab_size, width)
         self.blocks = nn.ModuleList(
             nn.Linear(width, width) for _ in range(num_layers or shape.num_layers)
         )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from spaces import SPACE
-from sweep_fakes import FakeHostFactory, get_bank_key, get_num_slots, make_run
+from sweep_fakes import FakeHostFactory, get_bank_key, make_run
 
 from forerun._sweeps.run.driver import drive
 from forerun._sweeps.run.pool import InlinePool
@@ -36,7 +36,6 @@ def main(study, diary, step_seconds):
             InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)),
             ledger,
             study,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             should_stop=lambda: bool(stop),
         )

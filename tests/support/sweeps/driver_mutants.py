@@ -1,8 +1,8 @@
-"""Mutants of the driver, the pruner and the ledger, which the simulation of whole studies must
-catch, and the simulated searches in which they are caught.
+"""Mutants of the driver, the pruner and the ledger, and the search for a simulated study that
+catches each.
 
-A mutant is a function that plants one bug; its docstring says which. The simulation is
-`simulation.py`.
+A mutant is a function that plants one bug; its docstring says which. `simulate` of `simulation.py`
+must notice the bug, in a study with a list of runs or in a search that prunes trials.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from forerun._sweeps.store.ledger import Ledger
 def get_fault_likelihood(seed):
     """Return the likelihood of faults for a seed.
 
-    Every fourth study has no random faults; a run that kills its workers, or a run that is too
-    large for them, may still be in it.
+    Every fourth study has no random faults. It may still contain a run that kills its workers, or
+    one that is too large for them.
     """
     return float(seed % 4 > 0)
 
@@ -55,16 +55,17 @@ def list_decisions(ledger):
 @functools.cache
 def run_calm_search():
     """Return the decisions of a pruning search without faults."""
-    return list_decisions(simulate(1, faults=0.0, make_source=make_pruning_source)[1])
+    return list_decisions(simulate(1, faults=0.0, make_source=make_pruning_source).ledger)
 
 
-def has_decided_otherwise(ledger, calm):
-    """Return whether a search decided otherwise than the calm one, the search without faults; None
-    if a run failed, because the two searches cannot be compared then.
+def compare_with_calm_search(ledger):
+    """Return whether a pruning search has decided as the one without faults: "same" or "different".
+
+    Return "not comparable" if a run has failed: then the sampler got other outcomes.
     """
     if any(result.status == "failed" for result in ledger.get_results().values()):
-        return None
-    return list_decisions(ledger) != calm
+        return "not comparable"
+    return "same" if list_decisions(ledger) == run_calm_search() else "different"
 
 
 def skip_fsync(patch):
@@ -109,7 +110,7 @@ def forget_attempts(patch):
 
     def mutant(self, ledger):
         init(self, ledger)
-        self._losses.clear()
+        self._failures.clear()
 
     patch.setattr(retries.FailureLog, "__init__", mutant)
 
@@ -120,7 +121,7 @@ def use_wall_clock_for_timeouts(patch):
 
 
 def call_before_reply(patch):
-    """Take a worker whose answer needs a reply for idle while its next call is in flight."""
+    """Count a worker as idle after each report, even while its next call is in flight."""
     update_worker = WorkerStates._update_worker
 
     def mutant(self, report, now):
@@ -146,9 +147,9 @@ def blame_own_absence(patch):
     )
 
 
-def forget_lost_runs(patch):
-    """Do not queue a lost run again."""
-    patch.setattr(driver_module.Driver, "_lose", lambda self, attempt, loss: None)
+def forget_failed_attempts(patch):
+    """Do not queue a run again whose attempt failed."""
+    patch.setattr(driver_module.Driver, "_fail_attempt", lambda self, open_run, failure: None)
 
 
 def forget_results(patch):
@@ -186,9 +187,9 @@ def drop_checkpoint_first(patch):
     """Remove a checkpoint before the run's result is recorded."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
+    def mutant(self, open_run, result, curve):
         driver_module.drop_checkpoints(self._study_dir, result.id)
-        keep_outcome(self, attempt, result, curve)
+        keep_outcome(self, open_run, result, curve)
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
@@ -240,7 +241,7 @@ def never_retry_alone(patch):
 
 
 def blame_kills(patch):
-    """Fail a run that is killed from outside as often as it may be lost."""
+    """Give up a run after few kills from outside, as if they were its own failures."""
     patch.setattr(retries, "MAX_FAILURES_IN_A_ROW", simulation.MAX_ATTEMPTS)
 
 
@@ -264,7 +265,7 @@ MUTANTS = (
     use_wall_clock_for_timeouts,
     remove_timeouts,
     blame_own_absence,
-    forget_lost_runs,
+    forget_failed_attempts,
     forget_results,
     store_curve_after_result,
     drop_checkpoint_first,
@@ -293,10 +294,10 @@ def keep_pruned_slot(patch):
     handle_paused = driver_module.Driver._handle_paused
 
     def mutant(self, index, paused):
-        run = self._crew.workers[index].slots.get(paused.slot)
+        run = self._states.workers[index].slots.get(paused.slot)
         handle_paused(self, index, paused)
         if run is not None:
-            self._crew.workers[index].slots[paused.slot] = run
+            self._states.workers[index].slots[paused.slot] = run
 
     patch.setattr(driver_module.Driver, "_handle_paused", mutant)
 
@@ -305,9 +306,9 @@ def free_slot_without_recording(patch):
     """Free the slot of a pruned run without recording its outcome."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
+    def mutant(self, open_run, result, curve):
         if result.status != "pruned":
-            keep_outcome(self, attempt, result, curve)
+            keep_outcome(self, open_run, result, curve)
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
@@ -316,10 +317,10 @@ def report_pruned_twice(patch):
     """Report pruned runs twice."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
-        keep_outcome(self, attempt, result, curve)
+    def mutant(self, open_run, result, curve):
+        keep_outcome(self, open_run, result, curve)
         self._outcomes += (
-            [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
+            [Run(spec=open_run.spec, result=result)] if result.status == "pruned" else []
         )
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
@@ -375,14 +376,12 @@ def find_first_caught(mutate, seeds=range(NUM_SEEDS_TRIED)):
     options = {"make_source": make_pruning_source} if pruning else {}
     # Fewer faults in searches, because a search with a failed run cannot be compared
     fault_share = 0.5 if pruning else 1.0
-    calm = run_calm_search()
+    run_calm_search()  # cached, so that it runs without the mutant
     with pytest.MonkeyPatch.context() as patch:
         mutate(patch)
         for seed in seeds:
             try:
-                _, ledger = simulate(
-                    seed, faults=fault_share * get_fault_likelihood(seed), **options
-                )
+                study = simulate(seed, faults=fault_share * get_fault_likelihood(seed), **options)
             except (
                 BrokenPromiseError,
                 SweepError,
@@ -391,6 +390,6 @@ def find_first_caught(mutate, seeds=range(NUM_SEEDS_TRIED)):
                 PowerLossError,
             ) as error:
                 return seed, f"{type(error).__name__}: {error}"
-            if pruning and has_decided_otherwise(ledger, calm):
+            if pruning and compare_with_calm_search(study.ledger) == "different":
                 return seed, "another search"
     return None

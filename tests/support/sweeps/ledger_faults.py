@@ -51,6 +51,8 @@ FAULTS = {
     "power loss": (5, 0),
     "power loss in part": (6, 0),
 }
+MAX_CALLS = 10_000
+"""Number of calls on a study's files that no work reaches; it takes a few hundred."""
 DONE, REFUSED, ABSORBED, BUG = 0, 3, 4, 1
 """Exit codes of a child: it ended without meeting the fault, it raised a named error, it ended in
 spite of the fault, or it raised an unnamed error."""
@@ -211,16 +213,21 @@ def inject_fault(shim, study, name, k, fault, expected):
     return {REFUSED: "refused", ABSORBED: "absorbed"}.get(code, "killed")
 
 
-def disable_journal():
-    """Plant a bug: pages that a transaction replaces are kept nowhere."""
+def set_pragma(pragma):
+    """Have every connection to a ledger set a pragma of SQLite."""
     connect = chain.connect
 
     def mutant(path, *, write):
         connection = connect(path, write=write)
-        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute(f"PRAGMA {pragma}")
         return connection
 
     chain.connect = mutant
+
+
+def disable_journal():
+    """Plant a bug: pages that a transaction replaces are kept nowhere."""
+    set_pragma("journal_mode = OFF")
 
 
 def write_in_place():
@@ -230,14 +237,7 @@ def write_in_place():
 
 def skip_sync():
     """Plant a bug: written data is left in the page cache."""
-    connect = chain.connect
-
-    def mutant(path, *, write):
-        connection = connect(path, write=write)
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
-
-    chain.connect = mutant
+    set_pragma("synchronous = OFF")
     os.fsync = lambda descriptor: None
 
 
@@ -276,6 +276,10 @@ def main(shim_path, folder, first, every, names, faults, bug):
             # Until k is above the number of calls, so that the work is done without the fault
             k, outcome = first, ""
             while outcome != "done":
+                if k > MAX_CALLS:
+                    raise RuntimeError(
+                        f"{name}, {fault}: it meets the fault at any number of calls"
+                    )
                 try:
                     outcome = inject_fault(shim, study, name, k, fault, expected)
                 except AssertionError as error:

@@ -1,5 +1,7 @@
-"""Functions that flip the bytes of a real ledger or cut off its end, and check how it is then read
-and repaired.
+"""Damage to a real ledger: flipped bytes and cut ends.
+
+After each damage, the functions check that the ledger is refused or read unchanged. They also check
+that a repair would find no record in the raw bytes that was never written.
 """
 
 import os
@@ -18,8 +20,10 @@ MASKS = (0x01, 0x80, 0xFF)
 
 
 def write_study(study, num_runs=3):
-    """Write a study with some runs, their curves, suggestions, and a record on overflow pages;
-    return its records.
+    """Write a study with some runs, their curves, suggestions, and a long record; return its
+    records.
+
+    SQLite stores a record that is longer than a page on further pages, called overflow pages.
     """
     with Ledger.open(study, {"seed": 1}, create=True) as ledger:
         for index, spec in enumerate(make_specs(num_runs)):
@@ -31,21 +35,24 @@ def write_study(study, num_runs=3):
 
 
 def read_verdict(study, records):
-    """Return `refused` or `identical`; fail if the ledger is accepted with other records."""
+    """Read the ledger; return "refused", or "identical" if it has the given records.
+
+    Raises:
+        AssertionError: the ledger is accepted with other records.
+    """
     try:
         accepted = Ledger.read(study).read_records()
     except LedgerCorrupt:
         return "refused"
-    finally:
-        (study / f"{LEDGER_NAME}-journal").unlink(missing_ok=True)
     assert accepted == records, "accepted, and different"
     return "identical"
 
 
 def flip_all(study, records, mask, positions=None):
-    """Flip each byte (or those at `positions`) in turn.
+    """Flip each byte (or those at `positions`) in turn, and restore it before the next.
 
-    Return the counts of verdicts, and the largest number of records that a repair would lose.
+    Return the counts of the verdicts of `read_verdict`, and the largest number of records that a
+    repair would lose.
     """
     path = study / LEDGER_NAME
     content = path.read_bytes()
@@ -70,7 +77,10 @@ def flip_all(study, records, mask, positions=None):
 
 
 def cut_all(study, records, lengths=None):
-    """Cut the file to each shorter length (or to `lengths`) and return the counts of verdicts."""
+    """Cut the file to each shorter length (or to `lengths`), and restore it at the end.
+
+    Return the counts of the verdicts of `read_verdict`.
+    """
     path = study / LEDGER_NAME
     content, verdicts = path.read_bytes(), Counter()
     for length in (

@@ -81,6 +81,14 @@ class RayCluster:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         }
         self.nodes = []
+        try:
+            self._start_nodes(node_cpus, fake_gpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_nodes(self, node_cpus, fake_gpus):
+        """Start the nodes as `__init__` describes, and wait until all are alive."""
         self._start(
             "--head",
             "--port=0",

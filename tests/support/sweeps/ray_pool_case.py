@@ -2,7 +2,6 @@
 
 from sweep_fakes import (
     get_bank_key,
-    get_num_slots,
 )
 
 from forerun._sweeps.run.driver import drive
@@ -19,7 +18,6 @@ def run_all(study, pool, specs, **kwargs):
             pool,
             ledger,
             study,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             progress=events.append,
             **kwargs,

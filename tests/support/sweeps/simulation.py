@@ -9,15 +9,15 @@ their SQL. These parts are fake:
   own journal and the renames of curves and checkpoints are trusted here; `ledger_faults.py`
   interrupts them at every system call.
 - the clocks: a monotonic one, and a wall clock that jumps by hours.
-- the pool: workers finish in any order, die, hang, run out of memory, are preempted, and report
-  twice, late or nonsense. A worker trains several runs, each in a slot. The run of a slot continues
-  from a checkpoint, which may be damaged; it waits while the pruner judges it; and it may be
-  evicted.
+- the pool: workers finish in any order, die, hang, run out of memory, and are preempted. Their
+  reports may come late or twice, or be invalid. A worker trains several runs, each in a slot. The
+  run of a slot continues from a checkpoint, which may be damaged; it waits while the pruner judges
+  it; and it may be evicted.
 - the rule by which a search prunes trials (stops them early), and the curves that it reads.
 - the driver's end: it is stopped, killed, or suspended while another driver takes the study over.
 
-Every promise that can be checked from outside is checked on the way. A broken promise raises
-`BrokenPromiseError`.
+`simulate` runs one study. It checks every promise that can be checked from outside, on the way and
+at the end, and raises `BrokenPromiseError` at a broken one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 from sweep_fakes import (
     get_bank_key,
-    get_num_slots,
     make_outcome,
     make_pruned_outcome,
     make_spec,
@@ -286,7 +286,7 @@ class SimulatedPool:
         self.may_continue = [False] * NUM_WORKERS
         # Workers that have trained since they last saved
         self.unsaved: set[int] = set()
-        # Runs about which a worker reported nonsense while they waited
+        # Runs for which a worker reported an invalid pause
         self.spoiled: set[str] = set()
         self.suspended = False
 
@@ -303,7 +303,7 @@ class SimulatedPool:
             self.waiting[worker] = call
         else:
             raise BrokenPromiseError(
-                "more calls than may be queued, or a call made without the answer to the one before"
+                "more calls than may be queued, or a call before the last call was answered"
             )
 
     def _begin(self, worker, call):
@@ -315,7 +315,7 @@ class SimulatedPool:
                 steps = {slot: step for slot, (_, step) in slots.items()}
                 self._push(world.now, worker, Report(worker=worker, steps=steps, skipped=True))
                 return
-            world.counts["went on"] += 1
+            world.counts["calls continued"] += 1
             call = dataclasses.replace(self.last[worker], admit=())
         self.last[worker], self.may_continue[worker] = call, False
         if call.bank_key != self.keys[worker]:
@@ -429,22 +429,23 @@ class SimulatedPool:
         return Report(worker=worker, finished=tuple(done), steps=steps, paused=tuple(paused))
 
     def _make_paused_outcome(self, slot, run_id, step, pause):
-        """Return the outcome of a run at its pause; or at its present step, as some engines report;
-        or nonsense.
+        """Return the report of a run at its pause.
+
+        Some faults change it: the curve is not cut at the pause, or the pause is invalid.
         """
         self.world.counts["paused"] += 1
         uncut = self.world.strikes(0.5, "curves not cut") if step > pause else False
         result, curve = get_pruned_outcome(run_id, step if uncut else pause)
-        if self.world.strikes(0.1, "pauses that are none"):
+        if self.world.strikes(0.1, "invalid pauses"):
             result = dataclasses.replace(result, num_steps=pause - 1)
         if result.num_steps != pause:
             self.spoiled.add(run_id)
         return EndedRun(slot, result, curve)
 
     def _make_final_outcome(self, slot, run_id):
-        """Return the outcome of a run that is done, or nonsense."""
+        """Return the outcome of a run that is done, or an invalid result."""
         ended = self._make_outcome(slot, run_id)
-        if self.world.strikes(0.2, "results that are none"):
+        if self.world.strikes(0.2, "invalid results"):
             return spoil_loss(ended)
         self.world.late.append(ended)
         return ended
@@ -500,7 +501,7 @@ class SimulatedPool:
                 run_driver(self.world, should_stop=self.random.random() < 0.5)
         finally:
             self.world.nested = False
-        # A suspended driver cannot notice a silent worker, nor can its next poll
+        # Neither a suspended driver nor its next poll can notice a silent worker
         seconds_away = self.world.now - began + POLL_SECONDS + MAX_CLOCK_DELAY_SECONDS
         self.flight = [flight and (flight[0], flight[1] + seconds_away) for flight in self.flight]
 
@@ -662,7 +663,6 @@ def run_driver(world, *, should_stop=False):
             pool,
             ledger,
             STUDY,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             max_attempts=MAX_ATTEMPTS,
             hang_seconds=HANG_SECONDS,
@@ -677,7 +677,8 @@ def run_driver(world, *, should_stop=False):
 
 
 STUDY = Path()
-"""A folder with an empty `ledger.db`, whose name is used and whose bytes are never read."""
+"""Folder of the simulated study, which `use_study_folder` sets. It has an empty `ledger.db`, which
+is never read: the fake disk has its content."""
 
 
 @contextlib.contextmanager
@@ -692,10 +693,24 @@ def use_study_folder(folder):
         STUDY = previous
 
 
-def simulate(seed, *, faults=1.0, make_source=make_static_source):
-    """Drive one study to its end through all faults of the seed.
+class SimulatedStudy(NamedTuple):
+    """A study that `simulate` has driven to its end."""
 
-    Return the counts of faults that struck, and the final ledger.
+    counts: Counter
+    """Numbers of faults that struck and of other events, by name."""
+    ledger: Ledger
+
+
+def simulate(seed, *, faults=1.0, make_source=make_static_source):
+    """Drive one study to its end through all faults of the seed, and check every promise.
+
+    Args:
+        seed: seed of the faults and of the order of events.
+        faults: likelihood of each kind of fault, from 0 (none) to 1 (often).
+        make_source: function from a ledger to the source of runs.
+
+    Raises:
+        BrokenPromiseError: the driver or the ledger broke a promise.
     """
     world = World(seed=seed, faults=faults, make_source=make_source)
     with replace_disk(world):
@@ -710,7 +725,7 @@ def simulate(seed, *, faults=1.0, make_source=make_static_source):
             except StaleDriver:
                 world.counts["stale drivers refused"] += 1
             except RunsFail:
-                world.counts["studies refused"] += 1
+                world.counts["studies ended by failures"] += 1
         else:
             raise BrokenPromiseError("the study did not end")
         world.calm, num_calls = True, world.counts["calls"]
@@ -724,7 +739,7 @@ def simulate(seed, *, faults=1.0, make_source=make_static_source):
             record for record in records if kind in (None, record.kind)
         ]
         check_result(world, ledger)
-    return world.counts, ledger
+    return SimulatedStudy(world.counts, ledger)
 
 
 def check_result(world, ledger):
@@ -766,17 +781,17 @@ def count_failures_since_progress(ledger, run_id):
     num_microbatches = 1
     for record in ledger.read_records("lost"):
         if record.key.partition("/")[0] == run_id and record.seq > pardoned:
-            loss = canon.decode(FailedAttempt, record.body)
-            if loss.step > step:
-                num_own, num_in_a_row, step = 0, 0, loss.step
+            failure = canon.decode(FailedAttempt, record.body)
+            if failure.step > step:
+                num_own, num_in_a_row, step = 0, 0, failure.step
             # A batch has two sequences, so it can be split once.
-            can_split = loss.cause == "out_of_memory" and num_microbatches == 1
+            can_split = failure.cause == "out_of_memory" and num_microbatches == 1
             num_microbatches += can_split
-            if can_split or loss.cause == "preempted":
+            if can_split or failure.cause == "preempted":
                 continue
-            num_in_a_row, alone_in_a_row = num_in_a_row + 1, loss.alone
-            if loss.cause != "lost_worker":
-                num_own, alone = num_own + 1, loss.alone
+            num_in_a_row, alone_in_a_row = num_in_a_row + 1, failure.alone
+            if failure.cause != "lost_worker":
+                num_own, alone = num_own + 1, failure.alone
     return num_own, num_in_a_row, alone if num_own >= MAX_ATTEMPTS else alone_in_a_row
 
 
@@ -787,5 +802,5 @@ def check_failed(ledger, run_id):
     num_own, num_in_a_row, alone = count_failures_since_progress(ledger, run_id)
     if not alone or (num_own < MAX_ATTEMPTS and num_in_a_row < MAX_FAILURES_IN_A_ROW):
         raise BrokenPromiseError(
-            f"failed after {num_own} losses of its own, {num_in_a_row} in a row, alone: {alone}"
+            f"given up after {num_own} failures of its own, {num_in_a_row} in a row, alone: {alone}"
         )

@@ -165,7 +165,6 @@ def drive_study(study_dir, num_trials, num_workers):
                 pool,
                 ledger,
                 study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=lambda spec: "one",
                 max_attempts=MAX_ATTEMPTS,
                 progress=progress,

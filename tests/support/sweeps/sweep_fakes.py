@@ -1,5 +1,7 @@
-"""Fake runs, whose losses follow from their specs, and fake hosts (the part of a worker that trains
-runs), whose faults follow from a script.
+"""Fake runs and fake hosts.
+
+The loss of a fake run follows from its spec. A host is the part of a worker that trains runs; a
+fake host trains nothing, and its fault is given by a name and a seed.
 """
 
 from __future__ import annotations
@@ -71,10 +73,6 @@ def make_specs(num: int, **kwargs) -> list[RunSpec]:
 def get_bank_key(spec: RunSpec) -> str:
     """Return the key of a run's bank. Runs with one key may train together as one batched model."""
     return f"width {spec.shape.width}"
-
-
-def get_num_slots(spec: RunSpec) -> int:
-    return spec.numerics.num_slots
 
 
 def make_curve(spec: RunSpec, num_steps: int) -> Curve:

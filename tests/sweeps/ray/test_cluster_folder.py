@@ -66,9 +66,9 @@ def test_processes_that_ray_leaves_are_killed(temporary_folder):
     """
     cluster_folder = ClusterFolder()
     script = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    marked = subprocess.Popen(["sleep", "60"], env=cluster_folder.mark_environment(os.environ))
+    marked = subprocess.Popen(["sleep", "60"], env=cluster_folder.make_environment())
     subprocess.run(
-        [sys.executable, "-c", script], check=True, env=cluster_folder.mark_environment(os.environ)
+        [sys.executable, "-c", script], check=True, env=cluster_folder.make_environment()
     )
     log = cluster_folder.folder / "agent.log"
     # Ray's agents overwrite their environment with their titles.

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_cluster import list_processes
+from ray_cluster import list_processes, wait_until
 from ray_pool_case import run_all
 from sweep_fakes import (
     FakeHostFactory,
@@ -60,14 +60,14 @@ def restart_with_fault(pool, factory, fault):
         pool.restart(worker)
 
 
-def list_losses(events, text):
-    """Return the reported losses that contain a text."""
-    return [loss for event in events for loss in event.lost if text in loss]
+def list_failure_messages(events, text):
+    """Return the reported messages about failures that contain a text."""
+    return [message for event in events for message in event.failures if text in message]
 
 
 def test_lost_workers_cost_no_result_and_a_dead_head_is_a_named_error(tmp_path, capfd, monkeypatch):
-    """Starting Ray is slow, so one start serves all kinds of loss, one after another. All are in
-    one study, because a study without a finished run would end at repeated losses.
+    """Starting Ray is slow, so one start serves all kinds of failure, one after another. All are in
+    one study, because a study without a finished run would end at a repeated failure.
     """
     signals = []
     previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
@@ -85,7 +85,7 @@ def test_lost_workers_cost_no_result_and_a_dead_head_is_a_named_error(tmp_path, 
         expected = {spec.id: make_outcome(spec)[0] for spec in specs}
         results, events = run_all(study, pool, specs)
         assert results == expected
-        assert list_losses(events, "worker lost (ActorDiedError)")
+        assert list_failure_messages(events, "worker lost (ActorDiedError)")
         assert max(map(list_executions(factory.get_diary(), "begin").count, expected)) == 2
 
         # A worker that hangs once (a worker may need over 5 s to start on a busy machine)
@@ -93,7 +93,7 @@ def test_lost_workers_cost_no_result_and_a_dead_head_is_a_named_error(tmp_path, 
         specs = [make_spec(seed=seed) for seed in range(10, 14)]
         results, events = run_all(study, pool, specs, hang_seconds=10.0, max_attempts=5)
         assert [results[spec.id] for spec in specs] == [make_outcome(spec)[0] for spec in specs]
-        assert list_losses(events, "no report for 10 s")
+        assert list_failure_messages(events, "no report for 10 s")
 
         # A run that crashes every worker: it fails, and its neighbors finish
         restart_with_fault(pool, factory, "segfault 21")
@@ -102,7 +102,7 @@ def test_lost_workers_cost_no_result_and_a_dead_head_is_a_named_error(tmp_path, 
         statuses = [results[spec.id].status for spec in specs]
         assert statuses == ["finished", "failed", "finished"]
         assert "lost 3 times, the last: crashed" in results[specs[1].id].reason
-        assert list_losses(events, ": crashed: ")
+        assert list_failure_messages(events, ": crashed: ")
 
         # Ray's head is killed
         folder = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
@@ -149,8 +149,7 @@ def test_death_of_a_part_of_ray_is_a_named_error(tmp_path, program):
     )
     with process:
         pid = int(process.stderr.readline())
-        while not list_executions(tmp_path / "diary"):
-            time.sleep(0.1)
+        wait_until(lambda: list_executions(tmp_path / "diary"), 60)
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         _, errors = process.communicate(timeout=90)

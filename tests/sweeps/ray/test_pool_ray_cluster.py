@@ -15,7 +15,6 @@ from ray_cluster import RayCluster, list_processes, wait_until
 from sweep_fakes import (
     FakeHostFactory,
     get_bank_key,
-    get_num_slots,
     list_executions,
     make_outcome,
     make_specs,
@@ -101,7 +100,6 @@ def test_cluster_is_joined_used_and_left_running(tmp_path, joined_cluster, capfd
                 pool,
                 ledger,
                 tmp_path / "study",
-                num_slots_for=get_num_slots,
                 bank_key_for=get_bank_key,
             )
             assert dict(ledger.get_results()) == {spec.id: make_outcome(spec)[0] for spec in specs}
@@ -169,8 +167,9 @@ def ask_devices(pool, workers):
     for worker in workers:
         pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=1.0))
     reports = []
-    while len(reports) < len(workers):
-        reports += pool.wait(30)
+    for _ in workers:  # each wait returns at least one report, or none after 30 s
+        reports += pool.wait(30 if len(reports) < len(workers) else 0)
+    assert len(reports) == len(workers), "a worker did not answer"
     errors = [report.error for report in sorted(reports, key=lambda report: report.worker)]
     return [error.removeprefix("ValueError: devices ").removesuffix("|") for error in errors]
 

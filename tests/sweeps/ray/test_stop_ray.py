@@ -25,7 +25,7 @@ SCRIPT = """
     import signal, sys, time
     sys.path.insert(0, {here!r})
     from pathlib import Path
-    from sweep_fakes import FakeHostFactory, get_bank_key, get_num_slots, make_specs
+    from sweep_fakes import FakeHostFactory, get_bank_key, make_specs
     from forerun._sweeps.run.driver import drive
     from forerun._sweeps.store.ledger import Ledger
     from forerun._sweeps.ray.pool import RayPool
@@ -41,7 +41,6 @@ SCRIPT = """
             pool,
             ledger,
             study,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             should_stop=lambda: bool(stop),
             grace_seconds={grace},

@@ -37,17 +37,17 @@ def make_flops_in_flight(specs):
 def test_cap_on_runs_counts_those_in_flight(ledger):
     specs = make_specs(5)
     study_budget = make_budget(ledger, num_runs=3)
-    assert study_budget.find_refusal(specs[0].flops, make_flops_in_flight([])) == ""
-    assert study_budget.find_refusal(specs[2].flops, make_flops_in_flight(specs[:2])) == ""
-    assert study_budget.find_refusal(specs[3].flops, make_flops_in_flight(specs[:3])).startswith(
-        "cluster.max_runs = 3 is reached: 3 runs were begun"
-    )
+    assert study_budget.find_reached_cap(specs[0].flops, make_flops_in_flight([])) == ""
+    assert study_budget.find_reached_cap(specs[2].flops, make_flops_in_flight(specs[:2])) == ""
+    assert study_budget.find_reached_cap(
+        specs[3].flops, make_flops_in_flight(specs[:3])
+    ).startswith("cluster.max_runs = 3 is reached: 3 runs were begun")
     ledger.commit(specs[0], make_outcome(specs[0])[0])
-    assert study_budget.find_refusal(specs[3].flops, make_flops_in_flight(specs[1:2])) == ""
-    assert "3 runs were begun" in study_budget.find_refusal(
+    assert study_budget.find_reached_cap(specs[3].flops, make_flops_in_flight(specs[1:2])) == ""
+    assert "3 runs were begun" in study_budget.find_reached_cap(
         specs[3].flops, make_flops_in_flight(specs[1:3])
     )
-    assert "is reached: 1 run was begun." in make_budget(ledger, num_runs=1).find_refusal(
+    assert "is reached: 1 run was begun." in make_budget(ledger, num_runs=1).find_reached_cap(
         specs[3].flops, make_flops_in_flight([])
     )
 
@@ -55,11 +55,13 @@ def test_cap_on_runs_counts_those_in_flight(ledger):
 def test_run_that_would_exceed_the_flops_does_not_start(ledger):
     spec = make_spec()
     study_budget = make_budget(ledger, flops=2.5 * spec.flops)
-    assert study_budget.find_refusal(spec.flops, make_flops_in_flight([spec])) == ""
-    assert "max_flops" in study_budget.find_refusal(spec.flops, make_flops_in_flight([spec, spec]))
+    assert study_budget.find_reached_cap(spec.flops, make_flops_in_flight([spec])) == ""
+    assert "max_flops" in study_budget.find_reached_cap(
+        spec.flops, make_flops_in_flight([spec, spec])
+    )
     # The recorded result says 1 FLOP.
     ledger.commit(spec, make_outcome(spec)[0])
-    assert study_budget.find_refusal(spec.flops, make_flops_in_flight([spec])) == ""
+    assert study_budget.find_reached_cap(spec.flops, make_flops_in_flight([spec])) == ""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,8 @@ def test_time_is_added_up_over_all_drivers(ledger, cap, message):
         == compute_spend(ledger, BudgetCaps()).device_hours
     )
     clock.now = 10800.0
-    assert study_budget.compute_spend().device_hours == 8.0 and study_budget.seconds == 3600.0
+    assert study_budget.compute_spend().device_hours == 8.0
+    assert study_budget.unrecorded == (3600.0, {"cpu": 7200.0})
 
 
 A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"

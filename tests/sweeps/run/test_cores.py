@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from forerun._sweeps.run.pool import count_cores
+from forerun._sweeps.run.cores import count_cores
 
 
 @pytest.mark.parametrize(

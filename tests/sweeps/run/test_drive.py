@@ -7,7 +7,6 @@ import pytest
 from sweep_fakes import (
     FakeHostFactory,
     get_bank_key,
-    get_num_slots,
     make_ended_run,
     make_outcome,
     make_pruned_outcome,
@@ -19,7 +18,7 @@ from sweep_fakes import (
 from forerun._proxies.core import canon
 from forerun._proxies.core.programs import Command
 from forerun._proxies.core.spec import RunSpec
-from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.backlog import OpenRun
 from forerun._sweeps.run.driver import drive
 from forerun._sweeps.run.pool import InlinePool, Report
 from forerun._sweeps.run.worker_states import MIN_TIMEOUT_SECONDS, AdaptiveTimeouts, WorkerStates
@@ -42,15 +41,7 @@ class Study:
         source = specs if hasattr(specs, "next") else StaticSource(specs, get_bank_key)
         clock = getattr(self.pool, "clock", time.monotonic)
         options = {"progress": self.events.append, "clock": clock} | options
-        drive(
-            source,
-            self.pool,
-            self.ledger,
-            self.folder,
-            num_slots_for=get_num_slots,
-            bank_key_for=get_bank_key,
-            **options,
-        )
+        drive(source, self.pool, self.ledger, self.folder, bank_key_for=get_bank_key, **options)
         return self.ledger.get_results()
 
 
@@ -68,8 +59,9 @@ def list_expected_results(specs):
 
 
 class TwoWorkers:
-    """Two workers whose every call ends all of their runs. `started` has the number of calls in
-    flight as each one started.
+    """Two workers; every call ends all runs of its worker.
+
+    `started` has the number of calls in flight at the start of each call, this call included.
     """
 
     num_workers, calls_ahead = 2, 0
@@ -106,15 +98,17 @@ def test_command_must_finish_one_run_before_others_start(study):
     specs = [dataclasses.replace(spec, command=command) for spec in make_specs(5, num_slots=1)]
     study.pool = TwoWorkers()
     assert len(study.drive(specs)) == 5
-    assert study.pool.started == [1, 1, 2, 1, 2], "calls in flight when each one started"
+    assert study.pool.started == [1, 1, 2, 1, 2], "only the first run must be alone"
     study.pool = TwoWorkers()
     study.drive([dataclasses.replace(spec, seed=9 + spec.seed) for spec in specs])
     assert study.pool.started[:2] == [1, 2], "a run of this command has finished before"
 
 
 class ScriptedPool:
-    """One worker whose every call is answered by `answer(pool, call, number)`: with a report, or
-    never if it returns None. A wait takes its whole timeout by the pool's own clock.
+    """One worker, whose calls are answered by the function `answer(pool, call, number)`.
+
+    The function returns a report, or None for a call that is never answered. A wait takes its whole
+    timeout by the pool's own clock.
     """
 
     num_workers, calls_ahead = 1, 0
@@ -183,7 +177,7 @@ def test_batch_that_does_not_fit_is_split(study):
     assert [body["cause"] for body in list_failures(study)] == ["out_of_memory"] * 3
     assert (
         "out of memory: it went wrong; it held 3 runs. What to do: give it more memory"
-        in study.events[0].lost[0]
+        in study.events[0].failures[0]
     )
 
 
@@ -201,7 +195,7 @@ def test_batches_are_split_by_kind_of_device(study, kind, num_microbatches):
 
 
 def test_worker_killed_for_its_memory_is_recognized_by_the_kernels_count(study, monkeypatch):
-    # The count as the driver starts, after the first loss, and after the second
+    # The count as the driver starts, after the first failure, and after the second
     kills = iter([4, 5, 5])
     monkeypatch.setattr("forerun._sweeps.run.driver.count_oom_kills", lambda: next(kills))
     answers = [make_error_report("lost_worker"), make_error_report("lost_worker")]
@@ -255,7 +249,7 @@ def test_repeated_failure_stops_a_study_without_finished_runs(study):
         study.drive(make_specs(1), max_attempts=9)
     assert len(failing.calls) == 2 and study.ledger.get_results() == {}
     assert str(caught.value).count("NameError: y") == 1, "the log was shown at the first failure"
-    assert "NameError: y" in study.events[0].lost[0] and "step 0" not in str(caught.value)
+    assert "NameError: y" in study.events[0].failures[0] and "step 0" not in str(caught.value)
     first, second = make_specs(2)
     use_scripted_pool(study, lambda pool, call, number: pool.finish_all())
     study.drive([first])
@@ -271,7 +265,7 @@ def test_bad_data_stops_the_study_and_costs_no_attempt(study):
     use_scripted_pool(
         study,
         lambda pool, call, number: make_error_report(
-            "bad_data", "train-00000.bin is short", refused=True
+            "bad_data", "train-00000.bin is short", ends_study=True
         ),
     )
     with pytest.raises(
@@ -297,7 +291,7 @@ def test_timeout_adapts_to_the_calls(study):
         make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock
     )
     # Ten times 14.5 s: the call of 14 s, and a wait of 0.5 s
-    assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 2 min 25 s")
+    assert study.events[-1].failures[0].startswith("worker 0: hung: no report for 2 min 25 s")
 
 
 def test_timeout_is_ten_times_the_longest_call_and_doubles_after_a_miss():
@@ -379,17 +373,19 @@ def test_result_next_to_a_failing_run_keeps_the_study_alive(study):
 
 
 def test_no_call_is_queued_behind_a_skipped_or_slow_one(study):
-    """A call may be queued while the call before it is carried out, so that the worker need not
-    wait. The worker skips the queued call if the call before it needs an answer first. No call is
-    queued behind a slow one, because a stop would have to wait for both.
+    """While a worker carries out a call, the driver may queue the next call, so that the worker
+    need not wait.
+
+    The worker skips the queued call if the driver must first reply to the report of the call before
+    it. No call is queued behind a slow one, because a stop would have to wait for both.
     """
     pool = use_scripted_pool(study, lambda pool, call, number: None)
     pool.calls_ahead = 1
-    workers = WorkerStates(pool, get_num_slots, AdaptiveTimeouts(600.0), pool.clock)
+    workers = WorkerStates(pool, AdaptiveTimeouts(600.0), pool.clock)
     spec = make_spec(num_steps=99)
     workers.workers[0].bank_key, workers.workers[0].slots[0] = (
         "one",
-        Attempt(spec=spec, run_id=spec.id, bank_key="one"),
+        OpenRun(spec=spec, run_id=spec.id, bank_key="one"),
     )
 
     def count_calls_in_flight(report, seconds=1.0):

@@ -10,7 +10,7 @@ from collections import deque
 
 from soak_case import TrivialHost
 from spaces import SPACE
-from sweep_fakes import get_bank_key, get_num_slots, make_ended_run, make_run, make_spec
+from sweep_fakes import get_bank_key, make_ended_run, make_run, make_spec
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.spec import RunSpec
@@ -37,14 +37,7 @@ def count_calls(study_dir, num_trials):
         search = Search(SPACE, 1, 3, num_startup=4)
         source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
         profile.enable()
-        drive(
-            source,
-            InlinePool(TrivialHost),
-            ledger,
-            study_dir,
-            num_slots_for=get_num_slots,
-            bank_key_for=get_bank_key,
-        )
+        drive(source, InlinePool(TrivialHost), ledger, study_dir, bank_key_for=get_bank_key)
         profile.disable()
     return sum(entry.callcount for entry in profile.getstats())
 
@@ -115,7 +108,6 @@ def count_calls_per_report(study_dir, num_workers):
             pool,
             ledger,
             study_dir,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             clock=lambda: 0.0,
         )
@@ -152,14 +144,7 @@ def measure_memory(study_dir, num_trials):
         with Ledger.open(study_dir, {}, create=True) as ledger:
             search = Search(SPACE, 1, 3, sampler="random")
             source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
-            drive(
-                source,
-                InlinePool(TrivialHost),
-                ledger,
-                study_dir,
-                num_slots_for=get_num_slots,
-                bank_key_for=get_bank_key,
-            )
+            drive(source, InlinePool(TrivialHost), ledger, study_dir, bank_key_for=get_bank_key)
             gc.collect()
             # Without Python's table of interned names, which grows by megabytes at some trial
             num_bytes.append(

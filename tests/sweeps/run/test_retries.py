@@ -86,8 +86,8 @@ def test_run_fails_only_through_its_own_fault(ledger):
 
 @pytest.mark.parametrize("cause", ["preempted", "lost_worker", "out_of_memory"])
 def test_uncounted_failure_does_not_fail_a_run(ledger, cause):
-    """The error came on a shared worker, so a neighbor may be to blame. A later loss that does not
-    count proves nothing about it, even if the run was alone.
+    """The error came on a shared worker, so another run may be to blame. A later failure that does
+    not count proves nothing about the error, even if the run was alone.
     """
     failure_log = FailureLog(ledger)
     record_failures(failure_log, "error")

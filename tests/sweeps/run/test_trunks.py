@@ -6,11 +6,11 @@ waiting run blocks no other run.
 import dataclasses
 
 import pytest
-from sweep_fakes import FakeHost, get_bank_key, get_num_slots, make_spec
+from sweep_fakes import FakeHost, get_bank_key, make_spec
 
 from forerun._proxies.core.branches import compute_branch_step, compute_trunk_id
 from forerun._proxies.core.schedule import Schedule
-from forerun._sweeps.run.backlog import Attempt, Backlog
+from forerun._sweeps.run.backlog import Backlog, OpenRun
 from forerun._sweeps.run.driver import drive
 from forerun._sweeps.run.pool import InlinePool
 from forerun._sweeps.run.trunks import TrunkRuns
@@ -26,8 +26,8 @@ def make_stable_decay_spec(num_steps, *, seed=0, decay_shape="linear", **changes
     return dataclasses.replace(make_spec(seed=seed, **changes), schedule=schedule)
 
 
-def make_attempt(spec):
-    return Attempt(spec=spec, run_id=spec.id, bank_key=get_bank_key(spec))
+def make_open_run(spec):
+    return OpenRun(spec=spec, run_id=spec.id, bank_key=get_bank_key(spec))
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def trunks(tmp_path):
 
 
 def test_longer_run_waits_for_the_branch_step_of_the_next_shorter_one(trunks):
-    short, middle, long = (make_attempt(make_stable_decay_spec(n)) for n in (10, 20, 40))
-    other_seed = make_attempt(make_stable_decay_spec(40, seed=1))
-    for attempt in (long, short, middle, other_seed):
-        trunks.add(attempt)
+    short, middle, long = (make_open_run(make_stable_decay_spec(n)) for n in (10, 20, 40))
+    other_seed = make_open_run(make_stable_decay_spec(40, seed=1))
+    for open_run in (long, short, middle, other_seed):
+        trunks.add(open_run)
     steps = {}
     assert [
-        trunks.may_start(attempt, steps.get) for attempt in (short, middle, long, other_seed)
+        trunks.may_start(open_run, steps.get) for open_run in (short, middle, long, other_seed)
     ] == [
         True,
         False,
@@ -58,7 +58,7 @@ def test_longer_run_waits_for_the_branch_step_of_the_next_shorter_one(trunks):
         "the next shorter run is now the shortest one, which is past its branch step"
     )
     trunk = compute_trunk_id(short.spec)
-    assert [trunks.plan_saved_state(attempt) for attempt in (short, long, other_seed)] == [
+    assert [trunks.plan_saved_state(open_run) for open_run in (short, long, other_seed)] == [
         (8, trunk),
         None,
         None,
@@ -67,19 +67,22 @@ def test_longer_run_waits_for_the_branch_step_of_the_next_shorter_one(trunks):
 
 def test_one_of_two_runs_that_branch_at_the_same_step_continues_from_the_other(trunks):
     pair = [
-        make_attempt(make_stable_decay_spec(20, decay_shape=shape)) for shape in ("linear", "sqrt")
+        make_open_run(make_stable_decay_spec(20, decay_shape=shape)) for shape in ("linear", "sqrt")
     ]
-    for attempt in pair:
-        trunks.add(attempt)
-    first, second = sorted(pair, key=lambda attempt: attempt.run_id)
+    for open_run in pair:
+        trunks.add(open_run)
+    first, second = sorted(pair, key=lambda open_run: open_run.run_id)
     assert (trunks.may_start(first, {}.get), trunks.may_start(second, {}.get)) == (True, False)
     assert trunks.plan_saved_state(first) and not trunks.plan_saved_state(second)
 
 
 def test_states_are_removed_with_the_last_run_and_save_its_flops(trunks, tmp_path):
-    short, long = make_attempt(make_stable_decay_spec(10)), make_attempt(make_stable_decay_spec(40))
-    for attempt in (short, long):
-        trunks.add(attempt)
+    short, long = (
+        make_open_run(make_stable_decay_spec(10)),
+        make_open_run(make_stable_decay_spec(40)),
+    )
+    for open_run in (short, long):
+        trunks.add(open_run)
     folder = get_checkpoint_dir(tmp_path, compute_trunk_id(short.spec))
     assert trunks.count_flops(long) == long.spec.flops
     folder.mkdir(parents=True)
@@ -94,16 +97,16 @@ def test_states_are_removed_with_the_last_run_and_save_its_flops(trunks, tmp_pat
 
 def test_waiting_run_is_skipped_in_its_queue_and_in_the_choice_of_a_bank():
     waiting, ready, other_bank = (
-        make_attempt(make_stable_decay_spec(40)),
-        make_attempt(make_stable_decay_spec(10)),
-        make_attempt(make_stable_decay_spec(10, width=64)),
+        make_open_run(make_stable_decay_spec(40, num_slots=2)),
+        make_open_run(make_stable_decay_spec(10, num_slots=2)),
+        make_open_run(make_stable_decay_spec(10, num_slots=2, width=64)),
     )
-    backlog = Backlog(lambda spec: 2)
-    for attempt in (waiting, ready, other_bank):
-        backlog.add(attempt)
+    backlog = Backlog()
+    for open_run in (waiting, ready, other_bank):
+        backlog.add(open_run)
 
-    def is_ready(attempt):
-        return attempt is not waiting
+    def is_ready(open_run):
+        return open_run is not waiting
 
     slots = {}
     assert backlog.choose_key("", is_ready) == "width 32"
@@ -123,7 +126,6 @@ def test_driver_starts_runs_by_duration_and_finishes_all(tmp_path):
             InlinePool(lambda: host),
             ledger,
             tmp_path,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
         )
         assert {run.spec.id for run in ledger.read_runs()} == {spec.id for spec in specs}

@@ -14,7 +14,7 @@ from forerun._sweeps.search.loss_forecasts import forecast_loss
 
 
 def forecast_planted_loss(seed):
-    """Return a forecast from noisy runs in a planted basin, and the true loss."""
+    """Return the forecast of a loss from 30 other runs in a planted noisy basin, and the loss."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (31, 2))
     y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
@@ -22,8 +22,9 @@ def forecast_planted_loss(seed):
 
 
 def measure_coverage(width_factor=1.0):
-    """Return the share of 90 % intervals that hold the truth, if their width is multiplied by
-    `width_factor`.
+    """Return the share of 60 intervals of level 90 % that contain the true loss.
+
+    The width of the intervals is multiplied by `width_factor`.
     """
     is_covered = []
     for seed in range(60):
@@ -34,6 +35,7 @@ def measure_coverage(width_factor=1.0):
 
 
 def test_intervals_cover_planted_losses():
+    """The share is expected to be 0.9, with a standard deviation of 0.04 over 60 draws."""
     assert 0.8 <= measure_coverage() <= 1.0
 
 

@@ -36,8 +36,9 @@ def make_trial(point, final, early, status="finished"):
     )
 
 
-def make_point(octave, warmup=0.1, clip=1.0):
-    return {"learning_rate": 2.0**octave, "warmup_fraction": warmup, "clip_norm": clip}
+def make_point(octave, warmup=0.1):
+    """Return a point with learning rate 2^octave."""
+    return {"learning_rate": 2.0**octave, "warmup_fraction": warmup, "clip_norm": 1.0}
 
 
 def draw_trials(num, seed=0):

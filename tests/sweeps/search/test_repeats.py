@@ -7,33 +7,35 @@ import pytest
 
 from forerun._sweeps.search.repeats import PAIRED_LEVEL, allocate_repeats, compare_candidates
 
+NUM_SEEDS = 60
+"""Number of repeats of each candidate for which losses are drawn; more than any test requests."""
 
-def draw_losses(rng, means, seed_noise, run_noise, num_seeds=60):
+
+def draw_losses(rng, means, seed_noise, run_noise):
     """Return a loss in nats for every (candidate, repeat); repeat k of each candidate has seed k.
 
     Args:
         rng: random numbers.
         means: mean loss of each candidate.
         seed_noise: standard deviation of the part that all candidates share at a seed.
-        run_noise: standard deviation of the rest.
-        num_seeds: number of repeats.
+        run_noise: standard deviation of the part that is different in each run.
     """
-    seed_offsets = rng.normal(0, seed_noise, num_seeds)
+    seed_offsets = rng.normal(0, seed_noise, NUM_SEEDS)
     return {
         (c, k): mean + seed_offsets[k] + rng.normal(0, run_noise)
         for c, mean in enumerate(means)
-        for k in range(num_seeds)
+        for k in range(NUM_SEEDS)
     }
 
 
-def spend_repeats(losses, num_candidates, max_repeats, round_size=4):
+def spend_repeats(losses, num_candidates, max_repeats):
     """Return the number of repeats of each candidate after all `max_repeats` were spent in rounds.
 
     `losses` has the loss of every (candidate, repeat) that may be requested.
     """
     outcomes = {}
     for _ in range(100):  # far more rounds than any test needs
-        counts = allocate_repeats(num_candidates, max_repeats, round_size, outcomes)
+        counts = allocate_repeats(num_candidates, max_repeats, 4, outcomes)
         requested = {(c, k) for c, count in enumerate(counts) for k in range(count)}
         if requested <= outcomes.keys():
             return counts
@@ -50,8 +52,9 @@ def test_every_candidate_is_repeated_before_the_budget_is_concentrated():
 
 
 def test_ocba_finds_the_best_candidate_more_often_than_equal_shares():
-    """OCBA is right in 142 of 150 searches and equal shares are in 128; the test allows for other
-    random numbers, whose difference varies by about 5.
+    """OCBA finds the best candidate in 142 of these 150 searches, equal shares in 128.
+
+    With other random numbers, the difference varies by about 5.
     """
     rng = np.random.default_rng(2)
     num_right = {"ocba": 0, "equal": 0}
@@ -73,8 +76,8 @@ def test_seeds_are_paired_where_their_effect_is_common():
 
 
 def test_seeds_without_an_effect_are_rarely_paired():
-    """The F test errs in `PAIRED_LEVEL` of the draws: in 4 of 40, with a standard deviation of 1.9.
-    Four standard deviations more would be a fault.
+    """The F test is expected to err in the share `PAIRED_LEVEL` of the draws: 4 of 40, with a
+    standard deviation of 1.9. The limit is four standard deviations more.
     """
     rng = np.random.default_rng(4)
     num_draws = 40

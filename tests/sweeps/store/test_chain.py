@@ -1,7 +1,9 @@
-"""Tests that a ledger (the database of a study's records, chained by hashes) with a flipped byte or
-a cut end is refused or read unchanged.
+"""Tests of the chain of hashes in a ledger, the SQLite database of a study's records.
 
-Most tests flip a sample of the bytes and cut at a sample of lengths; the slow test takes all.
+- A ledger with a flipped byte or a cut end is refused or read unchanged. The fast tests take a
+  sample of the bytes and lengths; the slow test takes all.
+- Records that are changed by SQL are refused with an error that names the record.
+- A ledger of another version of forerun is refused as such, not as corrupt.
 """
 
 import random
@@ -36,14 +38,18 @@ def fast_study():
     shutil.rmtree(folder)
 
 
-def sample_positions(size, page_bytes=4096):
+PAGE_BYTES = 4096
+"""Size of a page of SQLite's files."""
+
+
+def sample_positions(size):
     """Return the positions of the file's header, of every page's header, and of 200 random bytes.
 
     A page's header has 8 bytes; in the first page, the file's header of 100 bytes precedes it.
     """
     header_positions = [
         start + offset
-        for start in range(0, size, page_bytes)
+        for start in range(0, size, PAGE_BYTES)
         for offset in range(108 if start == 0 else 8)
     ]
     return sorted({*header_positions, *random.Random(0).sample(range(size), 200)})
@@ -82,7 +88,7 @@ def test_every_flipped_byte_and_every_cut_is_refused_or_changes_nothing(fast_stu
 
 
 def test_altered_record_is_accepted_without_hashes(written_ledger, fast_study, monkeypatch):
-    """Check that the tests above can fail."""
+    """Check that the tests above can fail: a changed record is read if hashes are not checked."""
     content, records = written_ledger
     monkeypatch.setattr(
         chain,

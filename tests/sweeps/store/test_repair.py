@@ -27,7 +27,10 @@ LONG_FIT = {"draws": [index / 7 for index in range(2000)]}
 
 @pytest.fixture(scope="module")
 def written_ledger(tmp_path_factory):
-    """Write a ledger with a record on overflow pages; return its bytes and records."""
+    """Write a ledger; return its bytes and records.
+
+    The fit is longer than a page of SQLite's file, so its record continues on overflow pages.
+    """
     study = tmp_path_factory.mktemp("written")
     with Ledger.open(study, PLAN, create=True) as ledger:
         for index, spec in enumerate(SPECS):

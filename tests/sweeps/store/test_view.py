@@ -7,11 +7,11 @@ import pyarrow.parquet
 import pytest
 from sweep_fakes import make_outcome, make_pruned_outcome, make_spec
 
-from forerun import _sweeps
 from forerun._sweeps.store import view
 from forerun._sweeps.store.curves import store_curve
 from forerun._sweeps.store.errors import DiskFull, SweepError
 from forerun._sweeps.store.ledger import Ledger
+from forerun._sweeps.store.view import StudyView
 
 
 def commit(ledger, study, spec):
@@ -34,7 +34,7 @@ def study(tmp_path):
 
 
 def test_table_has_a_row_for_every_run(study):
-    frame = _sweeps.load(study).trials()
+    frame = StudyView(study).trials()
     assert frame["status"].tolist() == ["finished", "finished", "diverged", "pruned", "finished"]
     assert frame["num_steps"].tolist() == [4, 4, 4, 2, 4] and set(frame["planned_steps"]) == {4}
     assert frame["width"].tolist() == [32, 32, 32, 32, 64]
@@ -47,7 +47,7 @@ def test_every_column_has_its_value_in_a_row(study):
 
 
 def test_table_is_restored_from_its_files(study, tmp_path):
-    study_view = _sweeps.load(str(study))
+    study_view = StudyView(study)
     study_view.write(tmp_path / "t.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "t.parquet").equals(study_view.table())
     study_view.write(tmp_path / "t.csv")

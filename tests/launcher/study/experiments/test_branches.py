@@ -59,7 +59,6 @@ def train_runs(folder, specs, corpus, *, together, lose=False):
                 ledger,
                 folder,
                 progress=lose_states,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=build_bank_key,
             )
         return dict(ledger.get_results())

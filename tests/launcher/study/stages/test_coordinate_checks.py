@@ -93,7 +93,7 @@ def test_run_that_fails_too_often_ends_the_check(case):
         match=r"a run of width \d+ with 2 layers failed: out of memory: CUDA .* To do: give",
     ):
         _measure_runs(FaultyPool(factory, [memory] * 9), probes[:1], lambda: None, max_attempts=3)
-    pool = FaultyPool(factory, [dataclasses.replace(memory, refused=True)])
+    pool = FaultyPool(factory, [dataclasses.replace(memory, ends_study=True)])
     with pytest.raises(RunsFail):
         _measure_runs(pool, probes, lambda: None, max_attempts=3)
     assert pool.restarted == [1]

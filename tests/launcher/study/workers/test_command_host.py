@@ -44,15 +44,7 @@ def drive_runs(factory, pool, specs, **options):
     study_dir = Path(factory.study_dir)
     with Ledger.open(study_dir, {}, create=True) as ledger:
         source = StaticSource(specs, build_bank_key)
-        drive(
-            source,
-            pool,
-            ledger,
-            study_dir,
-            num_slots_for=lambda spec: 1,
-            bank_key_for=build_bank_key,
-            **options,
-        )
+        drive(source, pool, ledger, study_dir, bank_key_for=build_bank_key, **options)
         return [ledger.get_results()[spec.id] for spec in specs]
 
 

@@ -131,7 +131,7 @@ def test_error_in_the_users_model_names_its_line(tmp_path):
         study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path)
     )
     report = execute_call(0, make_call(spec, [(0, canon.to_json(spec))]), factory)
-    assert report.cause == "user_code" and not report.refused
+    assert report.cause == "user_code" and not report.ends_study
     assert (
         report.error
         == "failing.py, line 21: `if self.calls > 8: raise KeyError('rope')`: KeyError: 'rope'"
