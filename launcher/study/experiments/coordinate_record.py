@@ -40,6 +40,13 @@ class RecordedLayer(BaseModel):
     cause: str
 
     @property
+    def has_rate(self) -> bool:
+        """Whether the size of the first update was judged; the first version of the check did
+        not judge it.
+        """
+        return "rate" in (self.model_extra or {})
+
+    @property
     def badness(self) -> tuple[int, float]:
         """Sort key: outcomes worst first, then slopes farthest from the expected range first."""
         low, high = self.expected

@@ -133,6 +133,14 @@ def judge_coordinates(checks: Mapping[str, RecordedCheck], parametrization: str)
         or f"all layers ({len(check.layers)}) keep their size as {check.axis} grows"
         for check in judged_checks
     ]
+    for index, check in enumerate(judged_checks):
+        # Earlier versions of the check did not record the sizes of the updates themselves.
+        if outcomes[index] == "vanishes" and not any(layer.has_rate for layer in check.layers):
+            outcomes[index] = "cannot_tell"
+            reasons.append(
+                "recorded by an earlier version of this check, which mistook the noise of small "
+                "models for vanishing: check in a new study"
+            )
     control = checks.get("sp")
     if parametrization != "sp" and control is not None and control.outcome == "passes":
         outcomes.append("cannot_tell")

@@ -15,7 +15,7 @@ from forerun._launcher.study.stages import gates
 from forerun._launcher.study.stages.next_runs import find_next_runs
 from forerun._proxies.core.checks import Interval
 
-LAYER = {
+OLD_LAYER = {
     "layer": "lm_head",
     "role": "readout",
     "slope": -0.83,
@@ -23,9 +23,10 @@ LAYER = {
     "expected": [0.0, 0.0],
     "cause": "too small",
     "outcome": "vanishes",
-    "rate": None,
 }
-"""A layer in the record of a coordinate check."""
+"""A layer in the record of a coordinate check by the first version of the check, without `rate`."""
+LAYER = {**OLD_LAYER, "rate": None}
+"""A layer in the record of a coordinate check by the present version."""
 
 
 def make_check_body(outcome, *layers, lost=None, mistakes=(), axis="width"):
@@ -71,7 +72,12 @@ PASSING = make_check_body("passes", {**LAYER, "outcome": "passes"})
         ),
         (make_check_body("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
         (
-            make_check_body("blows_up", {**LAYER, "outcome": "blows_up"}),
+            make_check_body("vanishes", OLD_LAYER),
+            "cannot_tell",
+            "lm_head vanishes (slope -0.83): too small; recorded by",
+        ),
+        (
+            make_check_body("blows_up", {**OLD_LAYER, "outcome": "blows_up"}),
             "failed",
             "lm_head blows up",
         ),
