@@ -19,7 +19,7 @@ OTHERS = ("tests", "benchmarks", "docs", "examples")
 LIMITS = {
     PACKAGES: {
         "fragment docstrings": 0,
-        "empty names": 5,
+        "empty names": 4,
         "participle functions": 0,
         "superlative constants": 0,
         "jargon docstrings": 4,
@@ -146,7 +146,7 @@ def test_every_habit_is_counted():
     }
 
 
-MAX_CODE_TOKENS = 469_200
+MAX_CODE_TOKENS = 464_200
 """Number of code tokens of the packages; lower it when code is removed. The goal is 320,000."""
 
 

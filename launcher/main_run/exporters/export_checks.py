@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun._launcher.main_run.exporters.export_writer import count_rank_sequences
 from forerun._launcher.main_run.frozen.frozen import Decision, sample_learning_rate
 from forerun._proxies.core.errors import ProblemsError
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
@@ -85,6 +84,12 @@ def require_runnable(
     problems += [*list_inexpressible(decision, expressible), *trainer_problems]
     if problems:
         raise ExportError(trainer, problems)
+
+
+def count_rank_sequences(decision: Decision) -> tuple[int, int]:
+    """Return the number of a rank's sequences in one batch, and in one forward pass."""
+    share = decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
+    return share, decision.parallelism.microbatch_sequences or share
 
 
 def list_batch_problems(decision: Decision, *, can_grow: bool) -> list[str]:

@@ -269,9 +269,3 @@ def list_name_parts_by_group(
         (group, list(dict.fromkeys(parts[name] for name in names if assigned[name] == group)))
         for group in decision.groups
     ]
-
-
-def count_rank_sequences(decision: Decision) -> tuple[int, int]:
-    """Return the number of a rank's sequences in one batch, and in one forward pass."""
-    share = decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
-    return share, decision.parallelism.microbatch_sequences or share

@@ -53,15 +53,15 @@ WORDS = (
 )
 
 
-def generate_documents(num_documents=120):
-    """Yield texts of 430 words, each with two likely followers, so that a model can learn.
+def generate_documents(num_documents=120, num_words=430):
+    """Yield texts of `num_words` words, each with two likely followers, so that a model can learn.
 
     Many tests depend on these texts: a change of a seed or a word changes their losses.
     """
     rng = random.Random(1)
     for _ in range(num_documents):
         word, text = rng.randrange(len(WORDS)), []
-        for _ in range(430):
+        for _ in range(num_words):
             text.append(WORDS[word] + (".\n" if rng.random() < 0.1 else ""))
             if rng.random() < 0.9:
                 word = (word * 7 + rng.choice((1, 5))) % len(WORDS)

@@ -14,11 +14,11 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    count_rank_sequences,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
     PROVE_FILE,
-    count_rank_sequences,
     format_corpus_run_script,
     write_export,
 )

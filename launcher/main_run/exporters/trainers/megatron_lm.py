@@ -20,12 +20,12 @@ from forerun._launcher.main_run.exporters.comparison import RunNumbers, choose_p
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_SETTINGS,
     Expressible,
+    count_rank_sequences,
     list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
     PROVE_FILE,
-    count_rank_sequences,
     format_run_script,
     write_export,
 )

@@ -16,12 +16,12 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    count_rank_sequences,
     list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
     PROVE_FILE,
-    count_rank_sequences,
     format_corpus_run_script,
     format_groups,
     list_name_parts_by_group,

@@ -17,8 +17,7 @@ import torch
 from export_case import SHAPE, make_wide_decision, make_wide_spec
 from exported_program import edit_numbers, import_program, read_exported_numbers
 
-from forerun._launcher.main_run.exporters.export_checks import ExportError
-from forerun._launcher.main_run.exporters.export_writer import count_rank_sequences
+from forerun._launcher.main_run.exporters.export_checks import ExportError, count_rank_sequences
 from forerun._launcher.main_run.exporters.trainers import torchtitan
 from forerun._launcher.main_run.frozen import frozen
 from forerun._launcher.main_run.frozen.frozen import Decision
