@@ -5,9 +5,9 @@
 The models are the 40M of `gpu_modes.py` and one of 160M. Each trains for 50 steps of 32 sequences
 of 512 random ids in bfloat16, from the same initial weights on the same batches: as a proxy
 (`SingleTrialEngine`) and by one rank of the trainer (with a checkpoint at the end), eager and
-compiled. The difference between the two proxies shows what a different order of the same sums makes
-in bfloat16. The results have losses, milliseconds per step (medians from the eleventh step on) and
-the share of the peak, measured as in `gpu_modes.py`.
+compiled. The difference between the eager and the compiled proxy shows the effect of the order of
+sums in bfloat16. The results have losses, milliseconds per step (medians from the eleventh step on)
+and the share of the peak, measured as in `gpu_modes.py`.
 
 With `--ways torchtitan` the same run is also exported and trained by one rank of torchtitan. The
 script looks for a torchtitan that the export supports in the Python of FORERUN_TORCHTITAN_PYTHON,
@@ -15,9 +15,9 @@ in `.venv-trainers`, and in its own Python. If there is none, or it does not loa
 newer torch than 2.11), the result says so.
 
 The script needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and
-`mup`, but not Ray, Optuna, W&B, pydantic or a network. It writes gpu_trainer.json after each step.
-No step starts after `--seconds`; the exit code is then 3, and the same command resumes. A step that
-fails is recorded with its error, and the exit code is 1.
+`mup`, but not Ray, Optuna, W&B, pydantic or a network. It writes gpu_trainer.json after each
+measurement. None starts after `--seconds`; the exit code is then 3, and the same command resumes. A
+measurement that fails is recorded with its error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -287,7 +287,10 @@ def train_with_torchtitan(settings: Settings, corpus: Path, decision: Decision) 
 
 
 def start_single_rank(settings: Settings) -> None:
-    """Make this process the only rank of torch.distributed."""
+    """Make this process the only rank of torch.distributed.
+
+    From then on, blocks compile with the backend of the settings.
+    """
     import torch
     import torch.distributed as dist
 

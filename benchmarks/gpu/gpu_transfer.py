@@ -4,8 +4,8 @@
 
 The script trains decoders of 4 layers and widths 256 to 1024 (3.2 to 50 million parameters without
 tables) for 200 steps of 32,768 tokens on the bytes of Python's standard library, with seven rates
-an octave apart. Each run is compiled, recorded as a CUDA graph, and in bfloat16. A condition is a
-parametrization with its optimizer. The script writes gpu_transfer.json, and for each condition a
+an octave apart. Each run trains in bfloat16, compiled and recorded as a CUDA graph. A condition is
+a parametrization with its optimizer. The script writes gpu_transfer.json, and for each condition a
 table that `forerun transfer --runs` judges:
 
     forerun transfer --runs benchmarks/results/gpu_transfer-mup.csv --target-width 2048
@@ -14,10 +14,10 @@ table that `forerun transfer --runs` judges:
 published one, on the same bytes instead of OpenWebText: GPT-2 blocks, 2 layers, heads of 64, a tied
 readout, widths 256 to 2048, 1,000 steps of 32 sequences of 1,024 tokens, AdamW (0.9, 0.95) with
 decay 0.1 on all matrices, and clip 1. The published scripts keep their trainer's default of 2,000
-warmup steps. So the rate rises during the whole run, to half of its nominal value, also here.
-Biases, initial values and the scale of attention (1/8 instead of 1/64) are forerun's. Seven of the
-twelve published rates are used, an octave apart around 2^-8, which was muP's optimum at all widths.
-The results are gpu_transfer_published.json and separate tables.
+warmup steps. So the rate rises during the whole run, to half of its nominal value. Here it
+does the same. Biases, initial values and the scale of attention (1/8 instead of 1/64) are
+forerun's. Seven of the twelve published rates are used, an octave apart around 2^-8, which was
+muP's optimum at all widths. The results are gpu_transfer_published.json and separate tables.
 
 The script needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`, but not Ray, Optuna,
 W&B or pydantic. No run starts after `--seconds`, and runs in the file are not repeated. At width
@@ -74,7 +74,7 @@ class Condition:
     rules: dict[str, Any] = field(default_factory=dict)
     """Settings that replace those of the parametrization."""
     hparams: dict[str, Any] = field(default_factory=dict)
-    """Other hyperparameters than the learning rate, the clip norm and the weight decay."""
+    """Hyperparameters other than the learning rate, the clip norm and the weight decay."""
 
     def list_rates(self, width_ratio: float) -> list[float]:
         """Return the learning rates to train at a width, given its ratio to the base width."""

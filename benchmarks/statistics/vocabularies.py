@@ -13,7 +13,7 @@ memory. Next to the JSON file it writes the runs of 4,096 entries over width as 
 transfer --runs`. FOLDER keeps the corpora and the validation losses by window.
 
 All runs take about 25 minutes of one core. Runs that the JSON file has are not run again, and
-`--summary` only computes the summary of a file.
+`--summary` trains no run: it makes missing corpora, and writes the summary and tables of a file.
 """
 
 from __future__ import annotations
@@ -285,7 +285,9 @@ def measure_memory(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
 
 
 def find_optimum(log2_rates: list[float], losses: list[float]) -> float:
-    """Return log2 of the optimum: the vertex of a parabola through the three lowest neighbors."""
+    """Return log2 of the optimum: the vertex of a parabola through the lowest inner loss and its
+    two neighbors.
+    """
     index = min(range(1, len(losses) - 1), key=lambda i: losses[i])
     left, middle, right = losses[index - 1 : index + 2]
     return log2_rates[index] + 0.5 * (left - right) / (left - 2 * middle + right)

@@ -52,6 +52,10 @@ def list_complete_checkpoints(root: Path) -> dict[int, Path]:
 def explain_expected_checkpoint(run_dir: Path, digest: str) -> str:
     """Return the reason why this run must have a complete checkpoint; empty if nothing shows
     that it has saved one.
+
+    Args:
+        run_dir: The run's folder.
+        digest: Digest of the frozen config. Events of other configs in the same log do not count.
     """
     events = [entry for entry in event_log.read_events(run_dir) if entry.digest == digest]
     resumed_step = max(

@@ -2,9 +2,9 @@
 
 Plans, search spaces, transfer tests, tables of runs, placeholders of trainers' commands, reports,
 explanations, and completion read `HYPERPARAMETERS`. A new hyperparameter needs an entry here, a
-field of `Hparams`, and the code that trains with it. A plan may declare further hyperparameters of
-the user's own code: `get_hyperparameter` knows only their names, and a run holds them as
-`UserValue`.
+field of `Hparams` that records omit at its default (`ADDED_HPARAMS`), and the code that trains with
+it. A plan may declare further hyperparameters of the user's own code: `get_hyperparameter` knows
+only their names, and a run holds them as `UserValue`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ differentiated."""
 LEARNING_RATE = "learning_rate"
 """Hyperparameter that every study searches and tests for transfer."""
 WARMUP = "warmup_fraction"
-"""Hyperparameter that is part of a run's schedule, there in whole steps. All others are fields of
-`Hparams`."""
+"""Hyperparameter that is part of a run's schedule, which holds it as a number of steps. All others
+are fields of `Hparams`."""
 SHARE_OF_STEPS = "share of the steps"
 """Unit of a warmup."""
 
@@ -138,7 +138,7 @@ class Hyperparameter:
         """
         scaled = 1 - value if self.scale == "log2_complement" else value
         if not 0 < scaled < math.inf:
-            raise ValueError(f"{self.name} = {value}: this value has no octaves")
+            raise ValueError(f"{self.name} = {value}: this value has no finite logarithm")
         return math.log2(scaled)
 
     def from_log2(self, log2_value: float, digits: int = 0) -> float:

@@ -1,7 +1,7 @@
 """Make a corpus: tokenize the documents of files into hashed shards with a manifest.
 
-The files are read in one pass. Memory does not grow with the corpus, except for the hashes of its
-documents.
+The files are read in one pass, after a pass over a sample if a BPE is trained. Memory does not grow
+with the corpus, except for the hashes of its documents.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Say = Callable[[str], None]
 UNNAMED = "text"
 """Name of a corpus's only source, if the user gave none."""
 MAX_KINDS_SHOWN = 6
-"""Maximum number of kinds that the line about files that are not read names; a folder of code has
-about seventy."""
+"""Maximum number of file kinds to name in the line about files that are not read. A folder of code
+has about seventy kinds."""
 
 
 def tokenize(
@@ -350,7 +350,7 @@ def _check_published(
     settings: dict[str, Any],
     weights: Mapping[str, float] | None,
 ) -> None:
-    """Check that the corpus in `out` has the settings of the new one, before any text is read.
+    """Check that the corpus in `out` has the settings of the new one.
 
     Args:
         out: The corpus folder.

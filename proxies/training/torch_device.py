@@ -45,7 +45,11 @@ class TorchDevice:
         return_free_memory()
 
     def get_free_bytes(self) -> int:
-        """Return the free memory in bytes, at most this worker's share; 0 if unknown."""
+        """Return the memory in bytes that this worker may use; 0 if unknown.
+
+        This is its share of the free memory, but at most the maximum that the user gave. If the
+        free memory is unknown, it is that maximum.
+        """
         free_bytes = (
             torch.cuda.mem_get_info()[0]
             if self.kind == "cuda"

@@ -1,5 +1,5 @@
-"""Read the best trials of a study from a file of Optuna's: a SQLite database or a journal. The file
-is never changed.
+"""Read the best trials of a study from a file that Optuna wrote: a SQLite database or a
+journal. The file is never changed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class OptunaTrials:
 
 
 def read_best_trials(file: Path, study: str = "", *, max_trials: int) -> OptunaTrials:
-    """Read the best trials of a study, by its own direction.
+    """Read the best trials of a study: of the lowest value, or of the highest if it maximizes.
 
     Args:
-        file: file of `sqlite:///FILE`, or of a journal's backend.
+        file: database of a storage `sqlite:///FILE`, or file of a journal storage.
         study: name of the study; may be empty if the file holds one study.
         max_trials: maximum number of trials to return.
 

@@ -27,8 +27,9 @@ _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether `text` has the form of a run's id, 64 hex digits, and so cannot name another
-    place.
+    """Return whether `text` has the form of a run's id: 64 hex digits.
+
+    Such a text cannot lead to a path outside the study.
     """
     return _RUN_ID.fullmatch(text) is not None
 
@@ -37,7 +38,7 @@ def require_run_id(run_id: str) -> str:
     """Return the id.
 
     Raises:
-        ValueError: it is not a sha256 in hex (and could name another place).
+        ValueError: it is not a sha256 in hex; other text could lead to a path outside the study.
     """
     if not is_run_id(run_id):
         raise ValueError(f"run_id = {run_id!r}: must be 64 hex digits")
@@ -50,7 +51,7 @@ def get_curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Pat
     The curve of the first steps of a `pruned` run has a file of its own.
 
     Raises:
-        ValueError: `run_id` is not a sha256 in hex (and could name another place).
+        ValueError: `run_id` is not a sha256 in hex.
     """
     return study_dir / CURVES_DIR / f"{require_run_id(run_id)}{'.pruned' if pruned else ''}.parquet"
 
@@ -130,8 +131,8 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     advice = "restore it from a copy; the result itself is still in the ledger"
     try:
         require_plain(path)
-        # Not `read_table`, which loads pyarrow's datasets and pandas: that takes every verb
-        # seconds.
+        # Not `read_table`, which loads pyarrow's datasets and pandas: that would cost
+        # every command seconds.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
         columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
@@ -183,7 +184,7 @@ def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
 
 
 def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
-    """Return the gradient noise that was measured of a run, ordered by step.
+    """Return the gradient noise that was measured in a run, ordered by step.
 
     A step that was measured again after a resume occurs once; a line that a killed worker left
     unfinished is skipped.

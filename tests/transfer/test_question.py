@@ -39,7 +39,7 @@ def test_octaves_of_a_beta_measure_its_memory():
 def test_a_value_without_a_logarithm_is_named(hyperparameter, value):
     with pytest.raises(TransferError) as caught:
         to_log2(hyperparameter, value)
-    assert str(caught.value) == f"{hyperparameter} = {value}: this value has no octaves"
+    assert str(caught.value) == f"{hyperparameter} = {value}: this value has no finite logarithm"
 
 
 def test_all_invalid_fields_of_a_question_are_reported_at_once():

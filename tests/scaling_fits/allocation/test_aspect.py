@@ -153,8 +153,9 @@ GEMSTONES = Path(__file__).resolve().parents[4] / "shared" / "data" / "gemstones
 @pytest.mark.skipif(not GEMSTONES.exists(), reason="public data not here")
 @pytest.mark.parametrize("folds", [(3,), pytest.param((0, 1, 2, 3), marks=pytest.mark.slow)])
 def test_losses_of_held_out_public_shapes_are_predicted(folds):
-    """Gemstones (arXiv 2502.06857): 22 shapes of 50 million to 2 billion parameters, with 3 to 320
-    widths per layer.
+    """Gemstones (arXiv 2502.06857): 22 shapes of 50 million to 2 billion parameters.
+
+    Their width per layer is 3 to 320.
 
     Fold 3 holds out the shapes that a law of size alone predicts worst.
     """

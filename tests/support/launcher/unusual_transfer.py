@@ -80,7 +80,8 @@ def _build_section(tests, doublings):
 
 
 def _judge_undecided(rng):
-    """Return a test with a good basin, a flat one, and one whose optimum is outside the range.
+    """Return a test and its verdict, in a list: one basin is good, one is flat, and the optimum of
+    one is outside the range.
 
     The control's optimum is outside the range at every width.
     """

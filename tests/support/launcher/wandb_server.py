@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.refuse = refuse
         self.asked, self.refused = [], []
-        """Names of the requests in order, and of those among them that failed on purpose."""
+        """Requests in order: all except uploads and file streams; all that failed on purpose."""
         self.put, self.streamed, self.views = {}, [], []
         """Content of uploaded files by name, bodies of file streams, and variables of
         workspaces."""

@@ -32,7 +32,7 @@ MEANS = {
 }
 # Losses by seed (1337, 1338, 1339), where they are printed. For 125M at 2^-7, the second loss is
 # computed from the mean.
-SEEDS = {
+LOSSES_BY_SEED = {
     (SMALL, -6): (4.0956, 4.1239, 4.1289),
     (SMALL, -7): (4.1611, 4.1285, 4.1510),
     (MIDDLE, -7): (3.7230, 3.6784, 3.7391),
@@ -42,7 +42,7 @@ SEEDS = {
     (LARGE, -9): (3.47342, 3.47682, 3.47172),
 }
 # 60M, 5 tokens per parameter: means of three seeds by batch, then by rate.
-BATCHES = {
+MEANS_BY_BATCH = {
     32: {-6: 4.1081, -7: 4.1274, -8: 4.0664, -9: 4.0792, -10: 4.1915},
     64: {-6: 4.1106, -7: 4.0641, -8: 4.0264, -9: 4.0596, -10: 4.1938},
     128: MEANS[SMALL],
@@ -50,7 +50,7 @@ BATCHES = {
     512: {-6: 5.5062, -7: 5.2964, -8: 5.2473, -9: 5.4108, -10: 5.6684},
 }
 # 125M, 20 tokens per parameter, batch 128: mean and sample standard deviation of three seeds.
-LONG = {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)}
+LONG_RUNS = {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)}
 
 BROKEN_MUP = {
     96: {-8: 4.1291, -9: 4.1184, -10: 4.1627, -11: 4.2398, -12: 4.3393},
@@ -67,7 +67,7 @@ def format_speedrun(seeds: tuple[int, ...]):
     lines = ["params,d_model,num_layers,lr,seed,loss"]
     for size in (SMALL, MIDDLE, LARGE):
         for octave, mean in MEANS[size].items():
-            known = SEEDS.get((size, octave), ())
+            known = LOSSES_BY_SEED.get((size, octave), ())
             rows = (
                 [(seed, known[seed - FIRST_SEED]) for seed in seeds]
                 if known and seeds
@@ -81,7 +81,7 @@ def format_batches():
     """Return the grid of batch sizes of the model with 60M parameters. A batch size is a number of
     sequences of 1,024 tokens.
     """
-    cells = BATCHES.items()
+    cells = MEANS_BY_BATCH.items()
     rows = [
         format_row(batch, 2.0**octave, loss) for batch, row in cells for octave, loss in row.items()
     ]
@@ -96,7 +96,7 @@ def format_durations():
     short = [format_row(5 * MIDDLE[0], 2.0**octave, loss) for octave, loss in MEANS[MIDDLE].items()]
     long = [
         format_row(20 * MIDDLE[0], 2.0**octave, loss)
-        for octave, cell in LONG.items()
+        for octave, cell in LONG_RUNS.items()
         for loss in spread_losses(cell)
     ]
     return "\n".join(["tokens,lr,loss", *short, *long])

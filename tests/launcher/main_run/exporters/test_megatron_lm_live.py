@@ -166,7 +166,7 @@ def test_megatron_has_the_frozen_numbers_of_decisions_without_lost_fields(
     arguments = (tmp_path / "mup" / "arguments.txt").read_text()
     planted = arguments.replace("--mup-base-hidden-size 32", "--mup-base-hidden-size 16")
     planted = planted.replace("--mup-embedding-mult 2.0", "--mup-embedding-mult 2.001")
-    # Megatron reads this multiplier as 1 / m.
+    # Megatron takes the multiplier 1.0 as unset, and uses 1 over the width multiplier: 0.25.
     planted = planted.replace("--mup-output-mult 0.75", "--mup-output-mult 1.0")
     assert planted != arguments
     (tmp_path / "mup" / "arguments.txt").write_text(planted)

@@ -1,6 +1,8 @@
-"""Tests of `forerun watch` on logs that no trainer should write.
+"""Tests of `forerun watch` on unusual logs: logs that no trainer should write, logs of
+runs that are loading or saving, and losses in several files.
 
-Each fault of a log must become a note in the output, and must not end the watch with an error.
+A fault of a log that spoils a number must become a note in the output. Only a log that is not a
+file ends the watch with an error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tests of how the errors of earlier forecasts scale the next interval, on planted histories."""
+"""Tests of concluded forecasts: how the errors of earlier ones scale the next interval."""
 
 import math
 import random
@@ -83,5 +83,5 @@ def test_scaled_intervals_cover_planted_histories_at_their_level(num_past):
         num_unscaled_covered += abs(next_error) <= quantile
     assert num_scaled_covered / num_families == pytest.approx(level, abs=0.008)
     assert num_unscaled_covered / num_families == pytest.approx(level, abs=0.008), (
-        "unscaled intervals cover on average over families, as the backtest promises"
+        "over many families, unscaled intervals hold the outcome as often as their level says"
     )
