@@ -185,7 +185,6 @@ def from_columns(
 
 def read_runs(
     path: Source | str,
-    params_column: str = "",
     extra: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
 ) -> RunTable:
@@ -194,8 +193,6 @@ def read_runs(
     Args:
         path: A file or pipe (`forerun._proxies.core.tables.table_files.read_cells`), or cells
             already read.
-        params_column: The table's column of N; empty to recognize it by its name. Equivalent to an
-            entry of `columns`.
         extra: Roles of other columns to keep if the table has them. Cells of such a column are
             finite numbers or empty.
         columns: The table's column name by role, where the user chose one.
@@ -204,7 +201,7 @@ def read_runs(
         TableError: The file cannot be read or is of another kind, a column is missing or there
             twice, or cells are bad: text, zero, negative or missing. All problems are listed.
     """
-    given = dict(columns or {}) | ({"params": params_column} if params_column else {})
+    given = columns or {}
     cells = read_cells(Path(path) if isinstance(path, str) else path)
     choice = _choose_columns(cells, given, extra)
     finished = column_names.drop_unfinished_rows(cells, choice.columns)

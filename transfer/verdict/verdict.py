@@ -108,9 +108,6 @@ class Verdict:
     control: Verdict | None = None
     """Verdict on a control condition, such as runs in standard parametrization. Its outcome is
     reported, but no decision depends on it."""
-    culprit: Point | None = None
-    """The run that alone causes a drift: without it the regret is within the margin. None if there
-    is no such run."""
     bend_probability: float | None = None
     """Posterior probability that the line through the optima bends; None if the runs cannot show
     it."""
@@ -300,13 +297,10 @@ class _Judge:
             culprit = self._find_lone_culprit(at_target)
             if culprit is None:
                 return verdict
-            repeats = (suggest_repeats(culprit, question),)
-            return _add_reasons(
-                dataclasses.replace(
-                    verdict, outcome="cannot_tell", culprit=culprit, what_to_run=repeats
-                ),
-                reasons.explain_culprit(culprit, question),
+            undecided = dataclasses.replace(
+                verdict, outcome="cannot_tell", what_to_run=(suggest_repeats(culprit, question),)
             )
+            return _add_reasons(undecided, reasons.explain_culprit(culprit, question))
         # More runs would not change divergence near the value, so none are suggested
         near_cliff = reasons.explain_cliff(optima, question, at_target, CLIFF_OCTAVES)
         if not near_cliff:

@@ -264,10 +264,10 @@ def _wait_for_end(command: SupervisedCommand, signals: Signals) -> bool:
         Whether the command has ended.
     """
     deadline = time.monotonic() + _POLL_SECONDS
-    while not signals.save.is_set() and time.monotonic() < deadline:
-        if command.wait(_SIGNAL_SECONDS):
-            return True
-    return command.wait(0.0)
+    while not command.wait(_SIGNAL_SECONDS):
+        if signals.save.is_set() or time.monotonic() > deadline:
+            return False
+    return True
 
 
 def _conclude(

@@ -13,13 +13,14 @@ from forerun._launcher.report.views import tables
 from forerun._launcher.report.views.fit_findings import Ladder
 from forerun._launcher.report.views.report_model import Report, Spend
 from forerun._launcher.report.views.search import describe_search
+from forerun._launcher.report.views.search_findings import Search
 from forerun._launcher.report.views.transfer import (
     describe_deciding_runs,
     format_estimate,
     format_test,
     list_verdicts,
 )
-from forerun._launcher.report.views.transfer_findings import BaseVerdict, Search, Transfer, Verdict
+from forerun._launcher.report.views.transfer_findings import BaseVerdict, Transfer, Verdict
 from forerun._launcher.report.views.wording import to_words
 from forerun._launcher.study.experiments.coordinate_record import RecordedCheck
 from forerun._proxies.core.canon import Json

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from forerun._launcher.report.views.finding import Finding
 from forerun._launcher.report.views.report_model import Report
-from forerun._launcher.report.views.transfer_findings import Finding
 from forerun._launcher.study.plan.plan import Plan
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json

@@ -54,7 +54,8 @@ from forerun._transfer.question import from_log2
 from forerun._transfer.verdict.rules import TransferRule
 
 if TYPE_CHECKING:
-    from forerun._launcher.report.views.transfer_findings import Interval, TargetValue
+    from forerun._launcher.report.views.finding import Interval
+    from forerun._launcher.report.views.transfer_findings import TargetValue
 
 _SECTIONS_OF_ALL_RUNS = ("data", "model", "proxy")
 """Sections of the plan that every run follows."""

@@ -26,10 +26,10 @@ from forerun._launcher.report.figures.panel import (
     set_ticks,
 )
 from forerun._launcher.report.figures.svg import INK, KINDS, choose_shade, format_power
+from forerun._launcher.report.views.finding import Interval, LossCurve
 from forerun._launcher.report.views.fit_findings import FrontierPoint, Prediction, Rung
 from forerun._launcher.report.views.noise_scale import fit_noise_looks
 from forerun._launcher.report.views.report_model import AnyReport, to_report
-from forerun._launcher.report.views.transfer_findings import Interval, LossCurve
 from forerun._proxies.core.noise_scale import NoiseLaw
 from forerun._proxies.core.notation import format_count, format_counted, format_percent
 

@@ -25,6 +25,7 @@ from forerun._launcher.report.figures.panel import (
     set_ticks,
 )
 from forerun._launcher.report.figures.svg import INK, KINDS, choose_shade
+from forerun._launcher.report.views.finding import Interval
 from forerun._launcher.report.views.report_model import AnyReport, Report, to_report
 from forerun._launcher.report.views.transfer import (
     format_anchor,
@@ -34,12 +35,7 @@ from forerun._launcher.report.views.transfer import (
     format_short_size,
     format_test,
 )
-from forerun._launcher.report.views.transfer_findings import (
-    Interval,
-    Optimum,
-    TransferTest,
-    Verdict,
-)
+from forerun._launcher.report.views.transfer_findings import Optimum, TransferTest, Verdict
 from forerun._launcher.report.views.wording import format_arm
 from forerun._transfer.question import Hyperparameter, from_log2
 

@@ -26,6 +26,7 @@ from forerun._launcher.report.page.comparison import (
     Sides,
     TestSides,
 )
+from forerun._launcher.report.views.finding import Interval, Number
 from forerun._launcher.report.views.fit_findings import Prediction
 from forerun._launcher.report.views.report_model import Report, to_report
 from forerun._launcher.report.views.transfer import (
@@ -33,7 +34,7 @@ from forerun._launcher.report.views.transfer import (
     format_hyperparameter,
     format_test,
 )
-from forerun._launcher.report.views.transfer_findings import Interval, Number, Optimum, Verdict
+from forerun._launcher.report.views.transfer_findings import Optimum, Verdict
 from forerun._launcher.report.views.wording import to_words
 from forerun._proxies.core import canon
 from forerun._proxies.core.errors import InputError

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from forerun._launcher.report.views.finding import Estimate, Finding, Interval, Number
 from forerun._launcher.report.views.fit_findings import Prediction
-from forerun._launcher.report.views.transfer_findings import (
-    Estimate,
-    Finding,
-    Interval,
-    NamedTest,
-    Number,
-)
+from forerun._launcher.report.views.transfer_findings import NamedTest
 
 
 class Difference(Finding):

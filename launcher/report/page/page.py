@@ -24,6 +24,7 @@ from forerun._launcher.report.page.comparison import Comparison
 from forerun._launcher.report.page.header import ReportHeader
 from forerun._launcher.report.views import tables, transfer, wording
 from forerun._launcher.report.views.aspect import format_aspect_choice
+from forerun._launcher.report.views.finding import Finding
 from forerun._launcher.report.views.noise_scale import (
     build_look_rows,
     format_batch_comparison,
@@ -31,7 +32,6 @@ from forerun._launcher.report.views.noise_scale import (
 )
 from forerun._launcher.report.views.report_model import AnyReport, Report, to_report
 from forerun._launcher.report.views.search import describe_search
-from forerun._launcher.report.views.transfer_findings import Finding
 from forerun._launcher.report.views.wording import (
     Outcome,
     describe_outcome,

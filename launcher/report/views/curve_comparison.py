@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from forerun._launcher.report.views.finding import LossCurve
 from forerun._launcher.report.views.fit_findings import Branches, Wider
-from forerun._launcher.report.views.transfer_findings import LossCurve
 from forerun._launcher.study.experiments.transfer_tests import TransferTest
 from forerun._launcher.study.plan.study import Study
 from forerun._proxies.core.branches import (

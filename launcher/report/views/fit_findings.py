@@ -1,17 +1,11 @@
 """Findings of the ladder: its rungs, the scaling law, the chosen main run, and the curves of runs.
 
-Units are those of `forerun._launcher.report.views.transfer_findings`.
+Units are those of `forerun._launcher.report.views.finding`.
 """
 
 from __future__ import annotations
 
-from forerun._launcher.report.views.transfer_findings import (
-    Estimate,
-    Finding,
-    Interval,
-    LossCurve,
-    Number,
-)
+from forerun._launcher.report.views.finding import Estimate, Finding, Interval, LossCurve, Number
 
 # ---- Curves of the runs ----
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from forerun._launcher.report.views.finding import Finding, Number
 from forerun._launcher.report.views.fit_findings import (
     Choice,
     Fit,
@@ -18,7 +19,8 @@ from forerun._launcher.report.views.fit_findings import (
     NoiseScale,
     Wider,
 )
-from forerun._launcher.report.views.transfer_findings import Finding, Number, Search, Transfer
+from forerun._launcher.report.views.search_findings import Search
+from forerun._launcher.report.views.transfer_findings import Transfer
 from forerun._launcher.study.experiments.coordinate_record import RecordedCheck
 from forerun._launcher.study.stages.gates import Gate
 

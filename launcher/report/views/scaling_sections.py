@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from forerun._launcher.report.views.aspect import build_aspect_section
 from forerun._launcher.report.views.curve_comparison import build_branches
+from forerun._launcher.report.views.finding import Estimate
 from forerun._launcher.report.views.fit_findings import (
     Allocation,
     Choice,
@@ -23,7 +24,6 @@ from forerun._launcher.report.views.fit_findings import (
     TunedCheck,
 )
 from forerun._launcher.report.views.tables import list_frontier_flops
-from forerun._launcher.report.views.transfer_findings import Estimate
 from forerun._launcher.study.plan.study import Study
 from forerun._launcher.study.stages.gates import build_forecast_warnings
 from forerun._launcher.study.stages.ladder_checks import RungCheck as JudgedRung

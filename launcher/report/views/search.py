@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from forerun._launcher.report.views.transfer import format_hyperparameter
-from forerun._launcher.report.views.transfer_findings import (
+from forerun._launcher.report.views.search_findings import (
     OpenEdge,
     Replicates,
     Search,
@@ -13,6 +12,7 @@ from forerun._launcher.report.views.transfer_findings import (
     Tie,
     Trial,
 )
+from forerun._launcher.report.views.transfer import format_hyperparameter
 from forerun._launcher.study.experiments.search import GROWTH, SearchState
 from forerun._launcher.study.plan.study import Study
 from forerun._launcher.study.stages.search_runs import describe_growth

@@ -36,9 +36,9 @@ from forerun._transfer.question import format_size, format_value, from_log2
 if TYPE_CHECKING:
     from forerun._launcher.report.views.fit_findings import Ladder
     from forerun._launcher.report.views.report_model import Calibration
+    from forerun._launcher.report.views.search_findings import Search
     from forerun._launcher.report.views.transfer_findings import (
         Optimum,
-        Search,
         TargetValue,
         Transfer,
         Verdict,

@@ -9,12 +9,8 @@ from forerun._proxies.core.notation import NONE, format_counted, format_interval
 from forerun._transfer.question import Axis, format_size, format_value
 
 if TYPE_CHECKING:
-    from forerun._launcher.report.views.transfer_findings import (
-        BaseVerdict,
-        Estimate,
-        NamedTest,
-        Transfer,
-    )
+    from forerun._launcher.report.views.finding import Estimate
+    from forerun._launcher.report.views.transfer_findings import BaseVerdict, NamedTest, Transfer
 
 _SIZE: dict[Axis, str] = {
     "width": "width {}",

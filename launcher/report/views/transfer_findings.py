@@ -1,145 +1,17 @@
-"""Findings of the search and of the transfer tests, and the base class of all findings of a report.
+"""Findings of the transfer tests.
 
-Losses and their differences are in nats per token. Sizes are in the unit of their axis, learning
-rates and other values in the unit of the plan. Fields with `log2` in their names are in octaves. A
-number that is not known is None.
+Units are those of `forerun._launcher.report.views.finding`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from forerun._proxies.core.canon import Json
+from forerun._launcher.report.views.finding import Estimate, Finding, Interval, Number
+from forerun._launcher.report.views.search_findings import Tie
 from forerun._transfer.question import Axis, Hyperparameter
-
-Number = int | float
-"""Number of a JSON file, kept as it is written: 4 stays 4."""
-Interval = tuple[Number, Number]
-"""Lower and upper bound."""
-
-
-class Finding(BaseModel):
-    """A part of the report. Keys that are not declared are kept as they are."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the finding as plain JSON, with the keys that it was made from."""
-        return self.model_dump(exclude_unset=True, by_alias=True)
-
-
-class Estimate(Finding):
-    """An estimate with its interval."""
-
-    value: Number | None
-    interval: Interval | None
-    more_than: Number | None = None
-    """Largest number that could be measured. A value, or an end of an interval, that equals it is
-    only known to be higher. None if there is no such limit."""
-
-    @property
-    def known(self) -> tuple[float, Interval] | None:
-        """Value and interval; None if they are not known."""
-        return None if self.value is None or self.interval is None else (self.value, self.interval)
-
-
-class LossCurve(Finding):
-    """Training loss over steps."""
-
-    steps: list[Number]
-    train_loss_nats: list[Number]
-    width: int | None = None
-    num_steps: int = 0
-    branch_step: int = 0
-    """Step at which this rung begins to decay. The curve of the next longer rung begins there."""
-
-
-# ---- Search ----
-
-
-class Trial(Finding):
-    """A trial of the search. Its hyperparameters are keys of the trial itself."""
-
-    index: int
-    loss_nats: Number | None
-    status: str
-    num_steps: int = 0
-
-    def get_value(self, name: str) -> Number | None:
-        """Return the trial's value of a hyperparameter; None if it was not searched."""
-        return (self.model_extra or {}).get(name)
-
-
-class OpenEdge(Finding):
-    """An end of a range at which the best trials lie."""
-
-    axis: str
-    side: str
-    range: Interval
-    wider: Interval | None = None
-    """Range with that end moved."""
-
-
-class Standing(Finding):
-    """The repeats of one of the best trials with other seeds."""
-
-    trial: int
-    num_repeats: int
-    num_diverged: int
-    mean_nats: Number | None
-    standard_error_nats: Number | None
-
-
-class Replicates(Finding):
-    """The best trials repeated with other seeds, best first."""
-
-    num_runs: int
-    paired: bool
-    """Whether trials are compared seed by seed."""
-    lead_nats: Number | None
-    """Loss of the second trial minus loss of the first."""
-    lead_standard_error_nats: Number | None
-    standings: list[Standing]
-
-
-class Tie(Finding):
-    """A conventional value compared with the searched one."""
-
-    hyperparameter: str
-    searched: Any
-    """Best value of the search: a number, or the word of a categorical axis."""
-    words: str
-    """Sentence on the comparison."""
-
-
-class Search(Finding):
-    """The search at the base size."""
-
-    trials: list[Trial]
-    best: dict[str, Any]
-    """Best values by hyperparameter."""
-    best_trial: int
-    sampler: str
-    pruner: str = "none"
-    ranges: dict[str, list[Any]]
-    """Range or choices of each hyperparameter."""
-    can_be_off: list[str]
-    words: dict[str, list[str]] = {}
-    """Words of each categorical axis, which trials give by index."""
-    growth: list[Any]
-    """Records of the extensions of ranges."""
-    open_edges: list[OpenEdge]
-    stopped: list[str]
-    """Sentences on ends of ranges that could not be extended, each with the reason."""
-    replicates: Replicates | None
-    ties: list[Tie] = []
-    replays: Any = None
-    """Records of replays (`forerun._launcher.study.stages.winner_reruns`), as JSON."""
-
-
-# ---- Transfer ----
 
 
 class Optimum(Finding):
@@ -197,7 +69,7 @@ class BaseVerdict(NamedTest):
     reasons: list[str]
     transferred_value: Number | None = None
     drift_octaves_per_doubling: Estimate | None = None
-    what_to_run: list[Suggestion] = []
+    what_to_run: list[Suggestion] = Field(default_factory=list)
 
 
 class Bend(Finding):
@@ -233,8 +105,8 @@ class Verdict(BaseVerdict):
     optima: list[Optimum]
     control: Verdict | None
     """Verdict of the standard parametrization."""
-    notes: list[str] = []
-    dropped: list[Any] = []
+    notes: list[str] = Field(default_factory=list)
+    dropped: list[Any] = Field(default_factory=list)
     """Rows of a table that were not used."""
 
     @property

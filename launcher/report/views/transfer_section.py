@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from forerun._launcher.report.views import transfer_findings as findings
+from forerun._launcher.report.views.finding import Estimate, Number
 from forerun._launcher.report.views.search import build_tie
 from forerun._launcher.study.experiments.sizes import (
     SIZE_AXES,
@@ -145,9 +146,7 @@ def _build_value_row(
         ],
         outcome=overall.outcome if overall else None,
         drifts={verdict.axis: verdict.drift_octaves_per_doubling for verdict in tested},
-        regret_nats=overall.regret_nats
-        if overall
-        else findings.Estimate(value=None, interval=None),
+        regret_nats=overall.regret_nats if overall else Estimate(value=None, interval=None),
         cost_of_2x_off_nats=next((cost for cost in costs if cost is not None), None),
         tie=build_tie(tie, margin_nats) if tie else None,
         carry=warmup.to_json(margin_nats) if has_duration_rule else None,
@@ -156,7 +155,7 @@ def _build_value_row(
 
 def _get_base_value(
     study: Study, transfer_result: TransferResult, name: Hyperparameter
-) -> findings.Number | str | None:
+) -> Number | str | None:
     """Return a hyperparameter's value at the base; for a categorical axis of words, the word."""
     value = get_base_value(study, name, transfer_result.point)
     axis = study.plan.search.user_axes.get(name)
@@ -172,7 +171,7 @@ def _rank_verdict(verdict: findings.Verdict) -> tuple[int, float]:
 
 def _carry_value(
     study: Study, transfer_result: TransferResult, target: Sizes, name: Hyperparameter
-) -> tuple[findings.Number | str | None, str]:
+) -> tuple[Number | str | None, str]:
     """Return a value at the target, and the rule that gives it, in words."""
     base, rules = get_base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.get_size(axis) / base.get_size(axis) for axis in SIZE_AXES})

@@ -74,8 +74,6 @@ class FormatError(TableError):
     """A file of an unknown kind, or a file without the format of its suffix."""
 
     def __init__(self, source: Source, why: str) -> None:
-        self.why = why
-        """The message without the file's name."""
         super().__init__([f"{source.name} {why}"])
 
 

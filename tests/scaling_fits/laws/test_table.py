@@ -26,7 +26,7 @@ def test_csv_columns_are_read_and_flops_are_computed(tmp_path):
 
 def test_optional_columns_and_a_named_params_column_are_read(tmp_path):
     text = "n_body,params,tokens,loss,flops,budget,weight,seed,note\n9,1,2,3,4,5,6,0,x\n"
-    table = read_runs(_write_file(tmp_path, text), params_column="n_body")
+    table = read_runs(_write_file(tmp_path, text), columns={"params": "n_body"})
     row = (table.params, table.flops, table.budget, table.weight, table.seed)
     assert [float(column[0]) for column in row] == [9, 4, 5, 6, 0]
     assert table.flops_given

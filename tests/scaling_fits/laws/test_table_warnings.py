@@ -45,7 +45,9 @@ def test_two_parameter_counts_are_reported_unless_the_user_chose_one(tmp_path):
     assert len(messages) == 1
     assert "column 'params_non_embedding' is 0.333 to 0.98 times it" in messages[0]
     assert "--params-column params_non_embedding" in messages[0]
-    assert read_runs(tmp_path / "runs.csv", params_column="params_non_embedding").warnings == ()
+    assert (
+        read_runs(tmp_path / "runs.csv", columns={"params": "params_non_embedding"}).warnings == ()
+    )
     # A constant factor changes no exponent.
     assert _read_warnings(tmp_path, active_params=[n / 4 for n in RUNS["params"]]) == ()
     assert _read_warnings(tmp_path, param_note=["x"] * 12) == ()

@@ -27,8 +27,9 @@ from forerun._launcher.report.explanations.origins import find_origin
 from forerun._launcher.report.explanations.provenance import build_provenance
 from forerun._launcher.report.explanations.text import format_field, format_field_table
 from forerun._launcher.report.page.report_builder import build_report
+from forerun._launcher.report.views.finding import Estimate
 from forerun._launcher.report.views.report_model import to_report
-from forerun._launcher.report.views.transfer_findings import Bend, Estimate
+from forerun._launcher.report.views.transfer_findings import Bend
 from forerun._launcher.study.stages import study_findings
 from forerun._launcher.study.stages.study_folder import read_recorded_study
 from forerun._sweeps.store.ledger import Ledger

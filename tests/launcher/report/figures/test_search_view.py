@@ -7,7 +7,7 @@ from forerun._launcher.report.answers.report_text import format_search
 from forerun._launcher.report.figures import plots
 from forerun._launcher.report.figures.panel import render_svg
 from forerun._launcher.report.views.search import describe_search
-from forerun._launcher.report.views.transfer_findings import Search
+from forerun._launcher.report.views.search_findings import Search
 from forerun._proxies.core.notation import format_percent
 
 EDGE = {"axis": "learning_rate", "side": "high", "range": [2**-9, 2**-3], "wider": [2**-9, 2**-1]}
