@@ -17,6 +17,7 @@ import pytest
 from example_report import make_finished_body
 from scripted_job import ENDING_SIGNALS, signal_once_there
 from tiny_study import PLAN, run_forerun, run_json
+from waiting import wait_until
 
 from forerun._launcher.cli import cli, demo
 from forerun._launcher.cli.demo import DemoError, run_demo
@@ -224,21 +225,17 @@ def test_killed_demo_leaves_no_step_running(tmp_path, slow_step):
     )
     code += "demo._run_command('run')"
     job = subprocess.Popen([sys.executable, "-c", code, str(slow_step)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until((tmp_path / "began").exists, 30)
     time.sleep(0.1)  # the demo waits for the step by now
     job.kill()
     job.wait()
     # The step ends, or is a zombie that nobody has reaped yet.
     stat = Path(f"/proc/{(tmp_path / 'began').read_text()}/stat")
-    while (
-        stat.exists()
-        and stat.read_text().rpartition(") ")[2][0] != "Z"
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    assert time.monotonic() < deadline
+
+    def has_ended():
+        return not stat.exists() or stat.read_text().rpartition(") ")[2][0] == "Z"
+
+    wait_until(has_ended, 30)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from waiting import wait_until
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 START = ["start", "--block", "--object-store-memory=80000000", "--disable-usage-stats"]
@@ -49,18 +50,6 @@ def list_descendants(pid):
         descendants += children
         ancestors += children
     return descendants
-
-
-def wait_until(condition, seconds):
-    """Poll until the condition is true and return the seconds waited; raise TimeoutError after
-    `seconds`.
-    """
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"not true within {seconds} s")
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 class RayCluster:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_cluster import list_processes, wait_until
+from ray_cluster import list_processes
 from ray_pool_case import run_all
 from sweep_fakes import (
     FakeHostFactory,
@@ -22,6 +22,7 @@ from sweep_fakes import (
     make_spec,
     make_specs,
 )
+from waiting import wait_until
 
 from forerun._sweeps.ray import cluster_folder, cluster_start
 from forerun._sweeps.ray.pool import RayPool

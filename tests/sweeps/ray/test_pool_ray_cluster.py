@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray_cluster import RayCluster, list_processes, wait_until
+from ray_cluster import RayCluster, list_processes
 from sweep_fakes import (
     FakeHostFactory,
     get_bank_key,
@@ -19,6 +19,7 @@ from sweep_fakes import (
     make_outcome,
     make_specs,
 )
+from waiting import wait_until
 
 from forerun._sweeps.ray import cluster_start
 from forerun._sweeps.ray.nodes import WorkerPlacement

@@ -13,12 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from example_report import make_finished_body
 from tiny_study import run_forerun, run_json
+from waiting import wait_until
 from wandb_case import (
     RUN_ID,
     Server,
@@ -251,23 +251,15 @@ def test_wandb_that_cannot_be_imported_is_reported(logged_study, tmp_path, monke
         log_run(logged_study, make_run_record(9))
 
 
-def wait_for(condition, timeout_seconds):
-    """Wait until a condition is true, and fail after the timeout."""
-    deadline = time.monotonic() + timeout_seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 def test_killed_verb_leaves_no_process_and_the_next_one_logs_the_run(tmp_path):
     study = tmp_path / "study"
     log_long_run = "log_run(Path(sys.argv[1]), make_run_record(1, num_steps=1000))"
     job = subprocess.Popen([*build_command(log_long_run), str(study)])
-    wait_for(lambda: list(study.glob("wandb/offline-run-*/run-*.wandb")), timeout_seconds=60)
+    wait_until(lambda: list(study.glob("wandb/offline-run-*/run-*.wandb")), 60)
     assert len(list_wandb_processes(study)) >= 2, "our process and wandb's"
     job.send_signal(signal.SIGKILL)
     assert job.wait() == -signal.SIGKILL
-    wait_for(lambda: list_wandb_processes(study / "wandb") == [], timeout_seconds=15)
+    wait_until(lambda: list_wandb_processes(study / "wandb") == [], 15)
     path = log_run(study, make_run_record(1))
     assert list_run_folders(study) == [path.name]
     assert not (study / "wandb" / "scratch").exists()
